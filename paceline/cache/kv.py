@@ -1,0 +1,54 @@
+"""Keys and values by layer, in one storage under one page table. Drafters add layers of their own under the same pages."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.cache.pages import PagePool
+
+LayerCache = tuple[Tensor, Tensor]  # keys and values, each [pages · block_size, kv heads, D]
+
+
+class KVCache:
+    def __init__(self, pool: PagePool, device: torch.device) -> None:
+        self.pool, self.device = pool, device
+        self.layers: list[LayerCache] = []  # the target's
+        self.tails: Tensor | None = None  # [pages, H·taps]: the tapped states of each full page's last position
+        self._epoch = 0
+
+    def add_layers(self, count: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[LayerCache]:
+        """Storage for `count` more layers. Zeros, because masked rows are multiplied by 0, and 0 · NaN is NaN."""
+        rows = self.pool.num_pages * self.pool.block_size
+        shape = (rows, num_kv_heads, head_dim)
+        return [
+            (torch.zeros(shape, dtype=dtype, device=self.device), torch.zeros(shape, dtype=dtype, device=self.device))
+            for _ in range(count)
+        ]
+
+    def new_epoch(self) -> int:
+        """A number for a drafter that starts now: rows written under another number are not its own."""
+        self._epoch += 1
+        return self._epoch
+
+    def keep_tails(self, width: int, dtype: torch.dtype) -> None:
+        """Make room for `width` tapped values a page; 0 for none. What was there belonged to another drafter."""
+        shape = (self.pool.num_pages, width)
+        self.tails = torch.zeros(shape, dtype=dtype, device=self.device) if width else None
+
+    def read_tails(self, pages: list[int]) -> Tensor:
+        """[B, H·taps] for B pages; zeros for -1."""
+        assert self.tails is not None
+        index = torch.tensor(pages, dtype=torch.int64).to(self.device)
+        return torch.where((index >= 0)[:, None], self.tails[index.clamp(min=0)], 0)
+
+    def write_tails(self, pages: list[int], rows: list[int], states: Tensor) -> None:
+        if pages and self.tails is not None:
+            index = torch.tensor([pages, rows], dtype=torch.int64).to(self.device)
+            self.tails[index[0]] = states[index[1]].to(self.tails.dtype)
+
+    def keep(self, source: Tensor, target: Tensor) -> None:
+        """Move accepted rows of the target's layers to where their positions are; all are read before any is written."""
+        for keys, values in self.layers:
+            keys[target] = keys[source]
+            values[target] = values[source]

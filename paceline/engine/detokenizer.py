@@ -1,0 +1,85 @@
+"""Tokens to text, as they come: whole characters only, and nothing that may yet become part of a stop string."""
+
+from __future__ import annotations
+
+from typing import Any
+
+INCOMPLETE = "\ufffd"  # what a tokenizer makes of half a character
+MAX_HELD = 16  # tokens without a whole character; beyond it the bytes are not UTF-8 and are shown as they are
+
+
+class Detokenizer:
+    """One sequence's text. `push` takes a token and says whether a stop string has just been completed."""
+
+    def __init__(
+        self, tokenizer: Any, prompt: list[int], stops: tuple[str, ...], *, include_stop: bool, skip_special: bool
+    ) -> None:
+        self._tokenizer, self._stops = tokenizer, stops
+        self._include_stop, self._skip_special = include_stop, skip_special
+        self._ids = list(prompt[-6:])  # a little of the prompt, because a token's text can depend on the one before
+        self._read = len(self._ids)  # ids before it are in the text
+        self._prefix = 0
+        self._sent = 0
+        self._finished = False
+        self._longest = max((len(stop) for stop in stops), default=0)
+        self.text = ""
+
+    def push(self, token: int, check_stops: bool = True) -> str | None:
+        """Take one token; returns the stop string it completed, if any, with the text already cut."""
+        if self._tokenizer is None:
+            return None
+        self._ids.append(token)
+        delta = self._next_text()
+        if delta is None:
+            return None
+        return self._add(delta, check_stops)
+
+    def finish(self) -> None:
+        """No more tokens: an unfinished character is shown as it is."""
+        if self._tokenizer is not None and not self._finished and self._read < len(self._ids):
+            self.text += self._window()[1]
+            self._read = len(self._ids)
+        self._finished = True
+
+    def take(self) -> str:
+        """Text that is certain and was not taken before."""
+        held = 0 if self._finished or self._include_stop or not self._longest else self._longest - 1
+        ready = max(self._sent, len(self.text) - held)
+        delta, self._sent = self.text[self._sent : ready], ready
+        return delta
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
+        return text
+
+    def _window(self) -> tuple[str, str]:
+        before = self._decode(self._ids[self._prefix : self._read])
+        return before, self._decode(self._ids[self._prefix :])[len(before) :]
+
+    def _next_text(self) -> str | None:
+        """The text of the ids not read yet, or None while it ends inside a character."""
+        _, delta = self._window()
+        if delta.endswith(INCOMPLETE) and len(self._ids) - self._read < MAX_HELD:
+            return None
+        self._prefix, self._read = self._read, len(self._ids)
+        if len(self._ids) > 64:  # forget what no window reaches
+            self._ids = self._ids[self._prefix :]
+            self._read -= self._prefix
+            self._prefix = 0
+        return delta
+
+    def _add(self, delta: str, check_stops: bool) -> str | None:
+        start = max(0, len(self.text) - self._longest + 1)
+        self.text += delta
+        if not check_stops or not self._stops:
+            return None
+        found = [(self.text.find(stop, start), order, stop) for order, stop in enumerate(self._stops)]
+        found = [item for item in found if item[0] >= 0]
+        if not found:
+            return None
+        # The stop that was completed first ends the text; of those, the one that begins first.
+        place, _, stop = min(found, key=lambda item: (item[0] + len(item[2]), item[0], item[1]))
+        self.text = self.text[: place + len(stop)] if self._include_stop else self.text[:place]
+        self._read = len(self._ids)
+        self._finished = True
+        return stop

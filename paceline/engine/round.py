@@ -1,0 +1,142 @@
+"""A round on its way: what was launched, what the target said, and the index arithmetic between the two.
+
+Rows of a batch, sequence after sequence:   committed … committed | node node node
+Rows whose logits are needed, for each sampling sequence:      ^     ^    ^    ^
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.drafters import tree
+from paceline.drafters.tree import Proposal
+from paceline.engine.sequence import Sequence
+from paceline.models.batch import Batch, Work
+from paceline.sampling.state import Rows
+from paceline.sampling.verify import Verdict
+
+
+@dataclass
+class Times:
+    """Moments of a round, in seconds of one clock."""
+
+    start: float
+    before_draft: float = 0.0
+    drafted: float = 0.0
+    read: float = 0.0
+
+
+PromptRows = tuple[Sequence, int, int]  # a sequence, its first position, how many rows
+
+
+@dataclass
+class Round:
+    sequences: list[Sequence]  # all that take part; the first num_sampling of them sample a token
+    work: list[Work]
+    num_sampling: int
+    proposal: Proposal  # [num_sampling, N]
+    sizes: list[int]
+    batch: Batch
+    raw_logits: Tensor  # [R, V] of the sampled rows, then of prompt rows asked for
+    tapped: Tensor | None
+    verdict: Verdict | None
+    times: Times
+    prompt_rows: list[PromptRows] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._firsts = list(accumulate((1 + size for size in self.sizes[: self.num_sampling]), initial=0))
+
+    @property
+    def num_sampled_rows(self) -> int:
+        return self._firsts[-1]
+
+    def logits_of(self, number: int) -> Tensor:
+        """[1+nodes, V] the raw logits of one sampling sequence; none for a prompt chunk."""
+        if number >= self.num_sampling:
+            return self.raw_logits[:0]
+        first = self._firsts[number]
+        return self.raw_logits[first : first + 1 + self.sizes[number]]
+
+    def rows_of(self, number: int, nodes: list[int]) -> list[int]:
+        """Rows of the batch that became permanent for a sequence: its committed tokens, then its accepted nodes."""
+        first, count = self.batch.layout.spans[number].row, self.work[number].count
+        return [*range(first, first + count), *(first + count + node for node in nodes)]
+
+
+def order_work(planned: list[tuple[Sequence, Work]]) -> tuple[list[Sequence], list[Work], int, int]:
+    """Drafting sequences first, then others that sample, then prompt chunks; and how many of the first two kinds."""
+
+    def kind(item: tuple[Sequence, Work]) -> int:
+        sequence, work = item
+        if work.num_nodes:
+            return 0
+        return 1 if work.start + work.count == len(sequence.tokens) else 2
+
+    ordered = sorted(planned, key=kind)
+    kinds = [kind(item) for item in ordered]
+    return [s for s, _ in ordered], [w for _, w in ordered], kinds.count(0), kinds.count(0) + kinds.count(1)
+
+
+def pad_proposal(proposal: Proposal, batch: int) -> Proposal:
+    """Empty trees for the sequences that sample without drafting; they stand behind the others."""
+    extra = batch - len(proposal.sizes)
+    if extra == 0:
+        return proposal
+
+    def rows(tensor: Tensor | None, value: int) -> Tensor | None:
+        if tensor is None:
+            return None
+        return torch.cat([tensor, tensor.new_full((extra, *tensor.shape[1:]), value)])
+
+    tokens, parents, sizes = rows(proposal.tokens, 0), rows(proposal.parents, tree.PADDING), rows(proposal.sizes, 0)
+    assert tokens is not None and parents is not None and sizes is not None
+    return Proposal(
+        tokens,
+        parents,
+        sizes,
+        proposal.chain,
+        rows(proposal.probs, 0),
+        rows(proposal.scratch, 0),
+        proposal.names,
+        rows(proposal.origins, 0),
+    )
+
+
+def sampled_rows(work: list[Work], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """For sequences that sample: rows of the batch [R], their index [B, N+1] among those, and their sequence [R]."""
+    sizes = np.array([item.num_nodes for item in work])
+    counts = np.array([item.count for item in work])
+    ends = np.cumsum(counts + sizes)
+    last = ends - sizes - 1  # the row of each newest committed token
+    firsts = np.concatenate([[0], np.cumsum(1 + sizes)[:-1]])
+    owner = np.repeat(np.arange(len(work)), 1 + sizes)
+    within = np.arange(len(owner)) - firsts[owner]
+    rows = last[owner] + within
+    most = int(sizes.max()) if len(sizes) else 0
+    index = firsts[:, None] + np.minimum(np.arange(most + 1), sizes[:, None])
+    flat = torch.from_numpy(np.concatenate([rows, index.ravel(), owner, within])).to(device, non_blocking=True)
+    count = len(rows)
+    cut = count + index.size
+    return flat[:count], flat[count:cut].view(index.shape), flat[cut:].view(2, count)
+
+
+def histories(
+    proposal: Proposal, paths: Tensor | None, owners: Tensor, batch: Batch, rows: Tensor, slots: list[int]
+) -> Rows:
+    """Each sampled row with the drafted tokens on its own path."""
+    owner, within = owners
+    layout = batch.layout
+    if proposal.num_nodes == 0:
+        path = torch.zeros(len(rows), 0, dtype=torch.int64, device=rows.device)
+    elif paths is None:
+        depth = torch.arange(proposal.num_nodes, device=rows.device)
+        path = torch.where(depth < within[:, None], proposal.tokens[owner], -1)
+    else:
+        nodes = torch.where((within > 0)[:, None], paths[owner, (within - 1).clamp(min=0)], tree.PADDING)
+        path = torch.where(nodes >= 0, proposal.tokens[owner].gather(1, nodes.clamp(min=0)), -1)
+    return Rows(layout.slots[rows], slots, layout.positions[rows], path)

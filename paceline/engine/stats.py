@@ -1,0 +1,82 @@
+"""What happened: per round for the engine, per sequence for the user."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+RECENT_ROUNDS = 4096
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round's size and cost, kept from the first day so that a cost model can be fitted."""
+
+    rows: int
+    sequences: int
+    context: int  # positions attended to, summed over sequences
+    proposed: int
+    accepted: int
+    emitted: int
+    draft_seconds: float
+    verify_seconds: float  # forward, pipeline and verdict
+    rest_seconds: float  # scheduling, packing, committing, detokenising
+
+
+@dataclass
+class SequenceStats:
+    """One sample's figures. A round is one target forward that could commit tokens for it."""
+
+    rounds: int = 0
+    tokens: int = 0
+    proposed: list[int] = field(default_factory=list)  # by depth: rounds that proposed a token there
+    accepted: list[int] = field(default_factory=list)  # by depth: rounds that accepted one there
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    rest_seconds: float = 0.0
+    prefix_hit: int = 0
+    preemptions: int = 0
+
+    @property
+    def tokens_per_forward(self) -> float:
+        return self.tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """For each depth: of the rounds that proposed a token there, the share that accepted one."""
+        return [a / p if p else 0.0 for a, p in zip(self.accepted, self.proposed)]
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted tokens over the most that could have been accepted."""
+        return sum(self.accepted) / sum(self.proposed) if sum(self.proposed) else 0.0
+
+    def count(self, proposed_depth: int, accepted: int, emitted: int) -> None:
+        self.rounds += 1
+        self.tokens += emitted
+        while len(self.proposed) < proposed_depth:
+            self.proposed.append(0)
+            self.accepted.append(0)
+        for depth in range(proposed_depth):
+            self.proposed[depth] += 1
+            self.accepted[depth] += depth < accepted
+
+    def spend(self, draft: float, verify: float, rest: float) -> None:
+        self.draft_seconds += draft
+        self.verify_seconds += verify
+        self.rest_seconds += rest
+
+
+class EngineStats:
+    """Totals and the most recent rounds."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.emitted = 0
+        self.preemptions = 0
+        self.recent: deque[RoundRecord] = deque(maxlen=RECENT_ROUNDS)
+
+    def add(self, record: RoundRecord) -> None:
+        self.rounds += 1
+        self.emitted += record.emitted
+        self.recent.append(record)

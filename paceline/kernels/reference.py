@@ -1,0 +1,100 @@
+"""The reference: every row computed alone, in an order that depends on that row only.
+
+A row is copied to memory of its own before each operation, so that its alignment, its neighbours and the way a
+vectorised loop is cut cannot reach its result. Registered with torch.library, since a loop over rows cannot be traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.ops import Layout, Weight, activate
+
+
+def _by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return torch.stack([function(row.clone()) for row in x.contiguous()])
+
+
+@torch.library.custom_op("paceline::reference_linear", mutates_args=())
+def reference_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if x.shape[0] == 0:
+        return x.new_empty(0, weight.shape[0])
+    product = _by_row(lambda row: torch.mv(weight, row), x)
+    return product if bias is None else product + bias
+
+
+@reference_linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+@torch.library.custom_op("paceline::reference_attention", mutates_args=())
+def reference_attention(
+    query: Tensor, keys: Tensor, values: Tensor, lines: list[Tensor], window: int | None, scale: float
+) -> Tensor:
+    """Rows [T, heads, D] against the cache [C, kv heads, D]; lines[t] are the cache rows t sees, by position."""
+    rows = []
+    for row, line in zip(query, lines):
+        seen = line if window is None else line[-window:]
+        key = keys[seen].float().permute(1, 2, 0).contiguous()  # [kv heads, D, positions]
+        value = values[seen].float().transpose(0, 1).contiguous()  # [kv heads, positions, D]
+        heads = row.float().reshape(key.shape[0], -1, row.shape[-1]).contiguous()
+        scores = torch.matmul(heads, key) * scale
+        rows.append(torch.matmul(torch.softmax(scores, dim=-1), value).reshape(row.shape))
+    return torch.stack(rows).to(query.dtype) if rows else torch.empty_like(query)
+
+
+@reference_attention.register_fake
+def _(query: Tensor, keys: Tensor, values: Tensor, lines: list[Tensor], window: int | None, scale: float) -> Tensor:
+    return torch.empty_like(query)
+
+
+class ReferencePlan(NamedTuple):
+    lines: list[Tensor]  # for each row the cache rows it sees, in the order of their positions
+    window: int | None
+
+
+class ReferenceOps:
+    name = "reference"
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        return reference_linear(x, weight.dense, bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        def norm(row: Tensor) -> Tensor:
+            wide = row.float()
+            scaled = wide * torch.rsqrt((wide * wide).sum() / wide.numel() + eps)
+            return scaled.to(row.dtype) * weight
+
+        flat = x.reshape(-1, x.shape[-1])
+        return _by_row(norm, flat).reshape(x.shape) if len(flat) else x
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        def norm(row: Tensor) -> Tensor:
+            return torch.nn.functional.layer_norm(row, row.shape, weight, bias, eps)
+
+        return _by_row(norm, x) if len(x) else x
+
+    def activation(self, x: Tensor, kind: str) -> Tensor:
+        return _by_row(lambda row: activate(row, kind), x) if len(x) else x
+
+    def plan(self, layout: Layout, num_heads: int, num_kv_heads: int, window: int | None) -> ReferencePlan:
+        lines = []
+        for row, (slot, position, base) in enumerate(
+            zip(layout.slots.tolist(), layout.positions.tolist(), layout.tree_base.tolist())
+        ):
+            first = 0 if layout.first is None else int(layout.first[row])
+            line = torch.arange(first, position + 1, device=layout.positions.device)
+            if layout.path is not None and position >= base:
+                nodes = base + layout.path[row, max(first - base, 0) : position + 1 - base]
+                line = torch.cat([line[line < base], nodes])
+            pages = layout.page_table[slot, line // layout.block_size]
+            lines.append(pages * layout.block_size + line % layout.block_size)
+        return ReferencePlan(lines, window)
+
+    def attention(self, query: Tensor, keys: Tensor, values: Tensor, plan: ReferencePlan, scale: float) -> Tensor:
+        return reference_attention(query, keys, values, plan.lines, plan.window, scale)

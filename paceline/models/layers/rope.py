@@ -1,0 +1,59 @@
+"""Rotary positions, half-split layout (the first half of a head rotates against the second)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from paceline.models.config import RopeConfig
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int, factors: Tensor | None = None) -> Tensor:
+    """[head_dim / 2]; `factors` are per-frequency divisors that a GGUF file carries instead of scaling parameters."""
+    frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if factors is not None:
+        return frequencies / factors.float().cpu()
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(frequencies, rope)
+    return frequencies
+
+
+def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
+    """Long waves are stretched by the factor, short ones kept, those between blended."""
+    wavelength = 2 * math.pi / frequencies
+    low = rope.original_max_position / rope.low_freq_factor
+    high = rope.original_max_position / rope.high_freq_factor
+    blend = (rope.original_max_position / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    smooth = (1 - blend) * frequencies / rope.factor + blend * frequencies
+    result = torch.where(wavelength > low, frequencies / rope.factor, smooth)
+    return torch.where(wavelength < high, frequencies, result)
+
+
+class Rope:
+    """Cosines and sines of every position, made once."""
+
+    def __init__(self, rope: RopeConfig, head_dim: int, max_position: int, factors: Tensor | None = None) -> None:
+        angles = torch.outer(
+            torch.arange(max_position, dtype=torch.float32), inverse_frequencies(rope, head_dim, factors)
+        )
+        self.cos, self.sin = angles.cos(), angles.sin()  # [positions, head_dim / 2]
+
+    def to(self, device: torch.device) -> Rope:
+        self.cos, self.sin = self.cos.to(device), self.sin.to(device)
+        return self
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine rows [T, 1, head_dim / 2], made once a forward and used by every layer."""
+        return self.cos[positions][:, None], self.sin[positions][:, None]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """[T, heads, D], in float32 and back."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

@@ -1,0 +1,167 @@
+"""From whatever the user names to a model, a tokenizer and a config.
+
+A name is an alias, a `.gguf` file, a Hugging Face folder, a hub id, or a transformers model object.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.errors import CheckpointError, OptionError
+from paceline.kernels import select
+from paceline.models import catalog
+from paceline.models.base import Model
+from paceline.models.config import ModelConfig, from_transformers, read_config
+from paceline.models.gguf import GGUFFile
+from paceline.models.gguf_config import config_from_gguf
+from paceline.models.sources import FolderSource, GGUFSource, ModelSource
+from paceline.models.weights import Source, Weights
+
+log = logging.getLogger("paceline")
+
+DTYPES = {
+    "auto": None,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "float": torch.float32,
+}
+
+
+@dataclass
+class Loaded:
+    model: Model
+    tokenizer: Any
+    config: ModelConfig
+    dtype: torch.dtype
+    unused: list[str]  # tensors in the file that the model did not need
+
+
+@dataclass
+class Found:
+    """A model that was located but not read yet."""
+
+    config: ModelConfig
+    source: Source
+    tokenizer: Any
+    quantised: bool = False
+
+
+def find_device(name: str | torch.device) -> torch.device:
+    """auto, cpu, cuda, cuda:N, or another device PyTorch has registered."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError, ModuleNotFoundError) as error:
+        reason = str(error).splitlines()[0]
+        raise OptionError(
+            f"device={str(name)!r} cannot be used ({reason}); allowed: auto, cpu, cuda, cuda:N or a device PyTorch has"
+        ) from None
+    return device
+
+
+def find_dtype(name: str | torch.dtype, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """auto: the checkpoint's own on an accelerator, float32 on a CPU, where halves are slower."""
+    if isinstance(name, torch.dtype):
+        name = str(name).removeprefix("torch.")
+    if name not in DTYPES:
+        raise OptionError(f"dtype={name!r} is not known; allowed: {', '.join(DTYPES)}")
+    chosen = DTYPES[name]
+    if chosen is not None:
+        return chosen
+    if device.type == "cpu":
+        return torch.float32
+    return DTYPES.get(config.torch_dtype or "") or torch.bfloat16
+
+
+def find(model: Any, tokenizer: Any = None) -> Found:
+    """Locate a model and read its config and tokenizer, not its weights."""
+    if not isinstance(model, str | Path):
+        if not hasattr(model, "state_dict") or not hasattr(model, "config"):
+            raise OptionError(f"model must be a name, a path or a transformers model, not {type(model).__name__}")
+        generation = getattr(model, "generation_config", None)
+        config = from_transformers(model.config, getattr(generation, "eos_token_id", None))
+        return Found(config, ModelSource(model), _read_tokenizer(tokenizer))
+    path = locate(str(model))
+    if path.suffix == ".gguf":
+        file = GGUFFile(path)
+        config = config_from_gguf(file, str(path))
+        if tokenizer is None:
+            from paceline.models.gguf_tokenizer import tokenizer_from_gguf
+
+            tokenizer = tokenizer_from_gguf(file)
+        source = GGUFSource(file, str(path), config.num_heads, config.num_kv_heads)
+        return Found(config, source, _read_tokenizer(tokenizer), quantised=True)
+    return Found(read_config(path), FolderSource(path), _read_tokenizer(path if tokenizer is None else tokenizer))
+
+
+def locate(name: str) -> Path:
+    """An alias is fetched, a path taken as it is, anything with one slash asked of the hub."""
+    if name in catalog.ALIASES:
+        return catalog.ensure(catalog.ALIASES[name])
+    path = Path(name).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    if path.exists():
+        raise CheckpointError(f"{name} is neither a model folder nor a .gguf file")
+    if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".gguf":
+        aliases = ", ".join(catalog.ALIASES)
+        raise CheckpointError(f"model {name!r} was not found: no such path, and not an alias ({aliases}) or a hub id")
+    return _from_hub(name)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.bin", "*.model", "*.txt", "*.jinja"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"the hub did not deliver {name!r}: {reason}") from None
+
+
+def _read_tokenizer(given: Any) -> Any:
+    """A path becomes a tokenizer; an object is taken as it is; None stays None (token ids in, token ids out)."""
+    if given is None or not isinstance(given, str | Path):
+        return given
+    folder = Path(given)
+    if folder.is_dir() and not any((folder / name).exists() for name in _TOKENIZER_FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(given)
+    except Exception as error:
+        raise CheckpointError(f"the tokenizer in {given} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+
+
+def build(found: Found, dtype: torch.dtype, device: torch.device, kernels: str, max_position: int) -> Loaded:
+    """Read the weights and make the model."""
+    from paceline.models.gpt2 import GPT2
+    from paceline.models.llama import Llama
+    from paceline.models.opt import OPT
+
+    config = found.config
+    weights = Weights(found.source, dtype, device)
+    kind: Any = {"gpt2": GPT2, "opt": OPT}.get(config.architecture, Llama)
+    model = kind(config, select(kernels), weights, max_position)
+    unused = weights.unused()
+    if unused:
+        shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
+        log.warning("%s holds tensors this model does not use: %s", weights.source.label, shown)
+    return Loaded(model, found.tokenizer, config, dtype, unused)

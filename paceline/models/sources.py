@@ -1,0 +1,147 @@
+"""Tensor files under one face: safetensors, `.bin` through a tensors-only unpickler, a loaded transformers model, GGUF."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import CheckpointError
+from paceline.models.gguf import GGUFFile, GGUFTensor
+
+# Tensors that files carry and nobody needs: rotary tables and causal masks.
+IGNORED = re.compile(r"(rotary_emb\.inv_freq|\.attn\.(masked_)?bias)$")
+
+
+class FolderSource:
+    """A Hugging Face folder: one file or shards, safetensors before `.bin`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.label = str(folder)
+        self._files: dict[str, Path] = {}  # tensor name → file
+        self._open: dict[Path, Any] = {}
+        for path in _weight_files(folder):
+            for name in self._handle(path).keys():  # noqa: SIM118 - a safetensors handle is not a dict
+                if not IGNORED.search(name):
+                    self._files[name] = path
+
+    def names(self) -> Collection[str]:
+        return self._files.keys()
+
+    def read(self, name: str) -> Tensor:
+        handle = self._handle(self._files[name])
+        tensor: Tensor = handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
+        return tensor
+
+    def _handle(self, path: Path) -> Any:
+        if path not in self._open:
+            self._open[path] = _open_weights(path)
+        return self._open[path]
+
+
+def _open_weights(path: Path) -> Any:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is named in the index but does not exist")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors import safe_open
+
+            return safe_open(path, framework="pt")
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read as tensors: {str(error).splitlines()[0]}") from None
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise CheckpointError(f"{path} holds something other than a plain dictionary of tensors")
+    return state
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    for single, index in (
+        ("model.safetensors", "model.safetensors.index.json"),
+        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    ):
+        if (folder / single).is_file():
+            return [folder / single]
+        if (folder / index).is_file():
+            try:
+                shards = set(json.loads((folder / index).read_text())["weight_map"].values())
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise CheckpointError(f"{folder / index} is not a weight index: {error}") from None
+            return [folder / shard for shard in sorted(shards)]
+    raise CheckpointError(f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin, nor an index of them")
+
+
+class ModelSource:
+    """A transformers model that is already in memory."""
+
+    def __init__(self, model: Any) -> None:
+        self.label = f"the {type(model).__name__} object"
+        self._state = {name: t for name, t in model.state_dict().items() if not IGNORED.search(name)}
+
+    def names(self) -> Collection[str]:
+        return self._state.keys()
+
+    def read(self, name: str) -> Tensor:
+        return self._state[name].detach()
+
+
+class GGUFSource:
+    """A GGUF file, its tensors renamed and its q and k rows put back into half-split order where the format moved them."""
+
+    def __init__(self, file: GGUFFile, label: str, num_heads: int, num_kv_heads: int) -> None:
+        self.label = label
+        interleaved = file.metadata.get("general.architecture") == "llama"
+        self._readers: dict[str, Callable[[], Tensor]] = {}
+        for name, tensor in file.tensors.items():
+            heads = {"attn_q": num_heads, "attn_k": num_kv_heads}.get(name.split(".")[-2] if "." in name else "", 0)
+            self._readers[hugging_face_name(name)] = _reader(tensor, heads if interleaved else 0)
+
+    def names(self) -> Collection[str]:
+        return self._readers.keys()
+
+    def read(self, name: str) -> Tensor:
+        return self._readers[name]()
+
+
+def _reader(tensor: GGUFTensor, heads: int) -> Callable[[], Tensor]:
+    if not heads:
+        return tensor.dequantize
+    return lambda: tensor.rows(half_split_order(tensor.shape[0], heads).numpy()).dequantize()
+
+
+def half_split_order(rows: int, heads: int) -> Tensor:
+    """Where each row of a half-split q or k stands in the interleaved order of llama GGUF files."""
+    return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
+
+
+_BLOCK_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GLOBAL_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+
+def hugging_face_name(name: str) -> str:
+    """A GGUF tensor name in Hugging Face spelling; unknown names stay as they are and will be reported as unused."""
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if match and match[2] in _BLOCK_NAMES:
+        return f"model.layers.{match[1]}.{_BLOCK_NAMES[match[2]]}.{match[3]}"
+    return _GLOBAL_NAMES.get(name, name)

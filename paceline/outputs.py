@@ -1,0 +1,71 @@
+"""What users get back: the shapes vLLM users know, plus figures and provenance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.engine.sequence import Logprob, Provenance, Sequence
+from paceline.engine.stats import SequenceStats
+
+
+@dataclass
+class CompletionOutput:
+    """One sample of one prompt."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None  # stop | length | abort | error; None while it runs
+    stop_reason: int | str | None  # the stop token or string that ended it, if the request named it
+    logprobs: list[dict[int, Logprob]] | None
+    seed: int  # the same seed gives the same text
+    stats: SequenceStats
+    provenance: list[Provenance]
+    error: str | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        if self.logprobs is None:
+            return None
+        return sum(entry[token].logprob for entry, token in zip(self.logprobs, self.token_ids))
+
+
+@dataclass
+class RequestOutput:
+    """One prompt with all its samples."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finish_reason is not None for output in self.outputs)
+
+
+@dataclass
+class Chunk:
+    """A piece of a streamed answer."""
+
+    index: int  # which sample
+    text: str
+    token_ids: list[int]
+    provenance: list[Provenance] = field(default_factory=list)
+    output: CompletionOutput | None = None  # with the last chunk of a sample
+
+
+def completion(sequence: Sequence) -> CompletionOutput:
+    return CompletionOutput(
+        index=sequence.index,
+        text=sequence.detokenizer.text,
+        token_ids=sequence.output,
+        finish_reason=sequence.finish_reason,
+        stop_reason=sequence.stop_reason,
+        logprobs=sequence.logprobs if sequence.params.logprobs is not None else None,
+        seed=sequence.seed,
+        stats=sequence.stats,
+        provenance=sequence.provenance,
+        error=sequence.error,
+    )

