@@ -72,7 +72,7 @@ class LLM:
     """A model, and the drafter that rides ahead of it.
 
     model: an alias, a folder, a hub id, a .gguf file, or a transformers model object (then give its tokenizer too).
-    drafter: None, "ngram", "suffix", the name or path of a draft model, or NGram(…), Suffix(…), DraftModel(…), FirstOf(…).
+    drafter: None, "ngram", "suffix", a draft model's name or path, or NGram(…), Suffix(…), DraftModel(…), FirstOf(…).
     Further options: see EngineOptions. vLLM's spellings are understood.
     """
 
@@ -117,7 +117,9 @@ class LLM:
         )
         cache = KVCache(PagePool(num_pages, options.block_size), device)
         cache.layers = cache.add_layers(shape.num_layers, shape.num_kv_heads, shape.head_dim, loaded.dtype)
-        table = Slots(options.max_num_seqs, self.max_model_len, -(-self.max_model_len // options.block_size) + 1, device)
+        table = Slots(
+            options.max_num_seqs, self.max_model_len, -(-self.max_model_len // options.block_size) + 1, device
+        )
         rows = options.max_batched_tokens or (512 if device.type == "cpu" else 2048)
         scheduler = Scheduler(cache.pool, table, rows, options.prefix_caching)
         target = Target(
@@ -240,7 +242,9 @@ class LLM:
             given = SamplingParams()
         listed = [given] * count if isinstance(given, SamplingParams) else list(given)
         if len(listed) != count:
-            raise OptionError(f"{len(listed)} sampling parameters were given for {count} prompts; give one, or one each")
+            raise OptionError(
+                f"{len(listed)} sampling parameters were given for {count} prompts; give one, or one each"
+            )
         for params in listed:
             if not isinstance(params, SamplingParams):
                 raise OptionError(f"sampling_params must be SamplingParams, not {type(params).__name__}")

@@ -93,7 +93,9 @@ class SamplingParams:
             raise OptionError("allowed_token_ids=[] allows no token at all; leave it out or name at least one")
         for token, bias in (self.logit_bias or {}).items():
             if not _is_int(token) or token < 0 or isinstance(bias, bool) or not math.isfinite(bias):
-                raise OptionError(f"logit_bias={{{token!r}: {bias!r}}} is not allowed; allowed: token id → finite number")
+                raise OptionError(
+                    f"logit_bias={{{token!r}: {bias!r}}} is not allowed; allowed: token id → finite number"
+                )
         if isinstance(self.bad_words, str) or any(len(word) == 0 for word in self.bad_words or ()):
             raise OptionError(f"bad_words={self.bad_words!r} is not allowed; allowed: a list of non-empty words")
 

@@ -56,7 +56,8 @@ def check_params(params: SamplingParams, prompt: Prompt, vocab_size: int, max_mo
         raise OptionError("the prompt is empty; it needs at least one token")
     if len(prompt.ids) >= max_model_len:
         raise OptionError(
-            f"the prompt has {len(prompt.ids)} tokens; max_model_len={max_model_len} leaves room for {max_model_len - 1}"
+            f"the prompt has {len(prompt.ids)} tokens; max_model_len={max_model_len} leaves room "
+            f"for {max_model_len - 1}"
         )
     named = {
         "the prompt": prompt.ids,

@@ -45,8 +45,8 @@ class PromptTemplate:
             self._jinja, self.own = Path(given).read_text(), True
         else:
             raise OptionError(
-                f"prompt_template={given!r} is not known; allowed: {', '.join(NAMED)}, a string with {PLACE}, or the path "
-                "of a Jinja file"
+                f"prompt_template={given!r} is not known; allowed: {', '.join(NAMED)}, a string with {PLACE}, or the "
+                "path of a Jinja file"
             )
 
     def render(self, messages: list[Message]) -> str:
@@ -60,7 +60,9 @@ class PromptTemplate:
                 raise OptionError(f"a template string takes one message, but the conversation has {len(messages)}")
             return self._format.replace(PLACE, str(messages[0]["content"]))
         if self._jinja is None and self._own_template() is None:
-            raise OptionError("this model has no chat template; give prompt_template= (llama, vicuna, a string or a file)")
+            raise OptionError(
+                "this model has no chat template; give prompt_template= (llama, vicuna, a string or a file)"
+            )
         try:
             text: str = self._tokenizer.apply_chat_template(
                 messages, chat_template=self._jinja, tokenize=False, add_generation_prompt=True

@@ -1,4 +1,4 @@
-"""Keys and values by layer, in one storage under one page table. Drafters add layers of their own under the same pages."""
+"""Keys and values by layer, under one page table. Drafters add layers of their own under the same pages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class KVCache:
             self.tails[index[0]] = states[index[1]].to(self.tails.dtype)
 
     def keep(self, source: Tensor, target: Tensor) -> None:
-        """Move accepted rows of the target's layers to where their positions are; all are read before any is written."""
+        """Move accepted rows of the target's layers to their positions; all are read before any is written."""
         for keys, values in self.layers:
             keys[target] = keys[source]
             values[target] = values[source]

@@ -29,6 +29,6 @@ def make(drafter: Any) -> DrafterConfig | None:
         made: DrafterConfig = drafter
         return made
     raise OptionError(
-        f"drafter={drafter!r} is not a drafter; allowed: None, {', '.join(words)}, a model's name or path, or an object "
-        "such as NGram(…), Suffix(…), DraftModel(…), FirstOf(…)"
+        f"drafter={drafter!r} is not a drafter; allowed: None, {', '.join(words)}, a model's name or path, or an "
+        "object such as NGram(…), Suffix(…), DraftModel(…), FirstOf(…)"
     )

@@ -157,9 +157,7 @@ def sequences_before(sequences: list[Sequence], starts: list[int], size: int) ->
     ]
 
 
-def tails_of(
-    sequences: list[Sequence], starts: list[int], counts: list[int], size: int
-) -> tuple[list[int], list[int]]:
+def tails_of(sequences: list[Sequence], starts: list[int], counts: list[int], size: int) -> tuple[list[int], list[int]]:
     """Pages whose last position just became permanent, and the row of the observation that holds it."""
     pages, rows, first = [], [], 0
     for sequence, start, count in zip(sequences, starts, counts):

@@ -67,7 +67,7 @@ class DraftContext:
         return Proposal(self._tokens, parents, inside.sum(1), chain, probs, names=(name,))
 
     def _perturbed(self, processed: Tensor, rows: Rows) -> Tensor:
-        """Gumbel-max scores: the target's own noise in `exact`, so that both agree more often; else the draft stream."""
+        """Gumbel-max scores: the target's own noise in `exact`, so that both agree more often; else the draft's."""
         if not self._state.any_sampled(self.slot_list):
             return processed
         stream, extra = (noise.SAMPLE, None) if self._exact else (noise.DRAFT, self.lengths)

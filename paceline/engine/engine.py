@@ -67,6 +67,7 @@ class Engine:
         self.drafter: Drafter | None = None
         self.budget: Budget = FixedBudget(0)
         self._in_flight: deque[Round] = deque()
+        self._held: list[Update] = []  # of rounds that had to be read between two steps
         self.end_ids = frozenset(model.config.eos_ids)
         scheduler.on_enter, scheduler.on_leave = self._enter, self._leave
 
@@ -89,7 +90,7 @@ class Engine:
         if drafter is not None and drafter.trees and self.acceptance == "block":
             raise OptionError(f"acceptance='block' judges chains, but the drafter {drafter.name!r} proposes trees")
         while self._in_flight:
-            self._commit(self._in_flight.popleft())
+            self._held += self._commit(self._in_flight.popleft())
         if drafter is not None:
             drafter.attach(self.target, self.cache)
             width = len(drafter.taps.hidden) * self.target.model.config.hidden_size
@@ -99,7 +100,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._in_flight or self.scheduler.waiting or self.scheduler.running)
+        return bool(self._held or self._in_flight or self.scheduler.waiting or self.scheduler.running)
 
     # 2 … 8
 
@@ -108,7 +109,7 @@ class Engine:
         round = self._launch()
         if round is not None:
             self._in_flight.append(round)
-        updates: list[Update] = []
+        updates, self._held = self._held, []
         while self._in_flight and self._arrived(launched=round is not None):
             updates += self._commit(self._in_flight.popleft())
         return updates
@@ -148,7 +149,7 @@ class Engine:
         )
 
     def _node_limit(self) -> Callable[[Sequence], int]:
-        """The budget, cut by what the request allows and by the room it has left: the last token is the target's own."""
+        """The budget, cut by what the request allows and by its room: the last token is the target's own."""
         load = Load(len(self.scheduler.running), len(self.scheduler.waiting))
         budget = self.budget.choose(load, self.stats)
 
@@ -173,7 +174,7 @@ class Engine:
         return self.drafter.propose(context).limited(context.budgets)
 
     def _prompt_rows(self, sequences: list[Sequence], batch: Batch) -> tuple[list[PromptRows], Tensor]:
-        """Rows of prompt chunks whose raw logits some request wants: every prompt position but the last predicts one."""
+        """Rows whose raw logits a request wants: every prompt position but the last predicts a prompt token."""
         wanted: list[PromptRows] = []
         rows: list[int] = []
         for sequence, span in zip(sequences, batch.layout.spans):
@@ -228,7 +229,11 @@ class Engine:
         slots = [round.work[number].slot for number, _ in alive]
         seen = Observation(slots, starts, counts, self.table)
         if round.tapped is not None:
-            rows = [row for (number, _), n in zip(alive, counts) for row in round.rows_of(number, decisions[number].nodes)[:n]]
+            rows = [
+                row
+                for (number, _), n in zip(alive, counts)
+                for row in round.rows_of(number, decisions[number].nodes)[:n]
+            ]
             seen.states = round.tapped[torch.tensor(rows, dtype=torch.int64).to(self.target.device)]
             sequences = [sequence for _, sequence in alive]
             seen.before = self.cache.read_tails(sequences_before(sequences, starts, self.cache.pool.block_size))

@@ -29,16 +29,16 @@ def count_pages(
     if asked is not None:
         if asked < each:
             raise OptionError(
-                f"num_pages={asked} cannot hold one sequence of max_model_len={max_model_len}; it needs {each} pages of "
-                f"{block_size}"
+                f"num_pages={asked} cannot hold one sequence of max_model_len={max_model_len}; it needs "
+                f"{each} pages of {block_size}"
             )
         return asked
     page_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * block_size * dtype.itemsize
     pages = min(_free_bytes(device, share) // page_bytes, each * max_num_seqs)
     if pages < each:
         raise OptionError(
-            f"the memory left holds {pages * block_size} tokens of cache, fewer than max_model_len={max_model_len}; lower "
-            "max_model_len or raise gpu_memory_utilization"
+            f"the memory left holds {pages * block_size} tokens of cache, fewer than max_model_len={max_model_len}; "
+            "lower max_model_len or raise gpu_memory_utilization"
         )
     return int(pages)
 

@@ -109,11 +109,11 @@ def pad_proposal(proposal: Proposal, batch: int) -> Proposal:
 
 def sampled_rows(work: list[Work], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """For sequences that sample: rows of the batch [R], their index [B, N+1] among those, and their sequence [R]."""
-    sizes = np.array([item.num_nodes for item in work])
-    counts = np.array([item.count for item in work])
+    sizes = np.array([item.num_nodes for item in work], dtype=np.int64)
+    counts = np.array([item.count for item in work], dtype=np.int64)
     ends = np.cumsum(counts + sizes)
     last = ends - sizes - 1  # the row of each newest committed token
-    firsts = np.concatenate([[0], np.cumsum(1 + sizes)[:-1]])
+    firsts = np.cumsum(1 + sizes) - (1 + sizes)
     owner = np.repeat(np.arange(len(work)), 1 + sizes)
     within = np.arange(len(owner)) - firsts[owner]
     rows = last[owner] + within

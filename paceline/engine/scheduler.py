@@ -26,6 +26,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of admission
         self._preempted = False  # in the round being scheduled
+        self.num_preemptions = 0
         self.on_enter: Callable[[Sequence], None] = lambda sequence: None  # told when a slot was taken
         self.on_leave: Callable[[Sequence], None] = lambda sequence: None  # told before a slot is given back
 
@@ -150,6 +151,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.leave(sequence)
         self._preempted = True
+        self.num_preemptions += 1
         sequence.stats.preemptions += 1
         self.waiting.appendleft(sequence)
 

@@ -73,7 +73,6 @@ class EngineStats:
     def __init__(self) -> None:
         self.rounds = 0
         self.emitted = 0
-        self.preemptions = 0
         self.recent: deque[RoundRecord] = deque(maxlen=RECENT_ROUNDS)
 
     def add(self, record: RoundRecord) -> None:

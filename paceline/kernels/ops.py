@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass
 class Weight:
-    """A matrix [out, in] as a kernel wants it. Dense today; packed blocks and mixed segments come with their kernels."""
+    """A matrix [out, in] as a kernel wants it: dense today, packed blocks with the kernels that read them."""
 
     dense: Tensor
 

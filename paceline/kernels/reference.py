@@ -62,7 +62,8 @@ class ReferenceOps:
     name = "reference"
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        return reference_linear(x, weight.dense, bias)
+        result: Tensor = reference_linear(x, weight.dense, bias)
+        return result
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         def norm(row: Tensor) -> Tensor:
@@ -97,4 +98,5 @@ class ReferenceOps:
         return ReferencePlan(lines, window)
 
     def attention(self, query: Tensor, keys: Tensor, values: Tensor, plan: ReferencePlan, scale: float) -> Tensor:
-        return reference_attention(query, keys, values, plan.lines, plan.window, scale)
+        result: Tensor = reference_attention(query, keys, values, plan.lines, plan.window, scale)
+        return result

@@ -62,14 +62,14 @@ def pack(
     starts = np.array([item.start for item in work])
     slots = np.array([item.slot for item in work])
     sizes = counts + extra
-    rows = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    rows = np.cumsum(sizes) - sizes
     sequence = np.repeat(np.arange(len(work)), sizes)
     offset = np.arange(int(sizes.sum())) - rows[sequence]
     line = starts[sequence] + offset
     base = (starts + counts)[sequence]
     node = offset - counts[sequence]  # negative: a committed token
     host = np.stack([sequence, slots[sequence], line, base, node])
-    sequence_t, slots_t, line_t, base_t, node_t = torch.from_numpy(host).to(device, non_blocking=True)
+    owner_t, slots_t, line_t, base_t, node_t = torch.from_numpy(host).to(device, non_blocking=True)
     spans = [Span(item.slot, int(row), int(size), item.start + int(size)) for item, row, size in zip(work, rows, sizes)]
     is_node = node_t >= 0
     index = node_t.clamp(min=0)
@@ -77,6 +77,7 @@ def pack(
     positions, path = line_t, None
     if nodes is not None and int(extra.sum()):
         tokens, paths = nodes
+        sequence_t = torch.where(is_node, owner_t, 0)  # sequences behind the proposal's have no nodes
         ids = torch.where(is_node, tokens[sequence_t, index], ids)
         if paths is not None:
             path = torch.where(is_node[:, None], paths[sequence_t, index], -1)
@@ -87,7 +88,7 @@ def pack(
         positions=positions,
         tree_base=base_t,
         path=path,
-        first=None if first is None else first[sequence_t],
+        first=None if first is None else first[owner_t],
         write=torch.empty(0),
         page_table=table.pages.device,
         block_size=block_size,

@@ -97,7 +97,7 @@ def from_transformers(config: Any, eos: Any = None) -> ModelConfig:
         fields = build(config)
     except AttributeError as error:
         raise CheckpointError(f"the {kind} config lacks a value: {error}") from None
-    dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    dtype = config.dtype if hasattr(config, "dtype") else getattr(config, "torch_dtype", None)
     return ModelConfig(
         architecture=kind,
         eos_ids=_ids(eos) or _ids(getattr(config, "eos_token_id", None)),
@@ -145,7 +145,7 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and config.model_type.startswith("qwen"):
         return tuple(width if kind == "sliding_attention" else None for kind in kinds)
-    return (width,) * layers
+    return (int(width),) * int(layers)
 
 
 def _rope(config: Any) -> RopeConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
+import torch
 from torch import Tensor
 
 from paceline.kernels import Ops
@@ -33,7 +34,7 @@ class Attention:
         config = self.config
         heads, kv_heads = config.num_heads, config.num_kv_heads
         qkv = self.qkv(x).view(x.shape[0], heads + 2 * kv_heads, config.head_dim)
-        query, key, value = qkv.split([heads, kv_heads, kv_heads], dim=1)
+        query, key, value = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             query = self.ops.rms_norm(query, self.q_norm, config.norm_eps)
             key = self.ops.rms_norm(key, self.k_norm, config.norm_eps)
@@ -47,7 +48,9 @@ class FeedForward:
         hidden, wide = config.hidden_size, config.intermediate_size
         names = ["gate_proj", "up_proj"]
         bias = weights.rows([f"{name}.bias" for name in names], [(wide,)] * 2) if config.mlp_bias else None
-        self.gate_up = ColumnParallel(ops, weights.rows([f"{name}.weight" for name in names], [(wide, hidden)] * 2), bias)
+        self.gate_up = ColumnParallel(
+            ops, weights.rows([f"{name}.weight" for name in names], [(wide, hidden)] * 2), bias
+        )
         down_bias = weights.whole("down_proj.bias", (hidden,)) if config.mlp_bias else None
         self.down = RowParallel(ops, weights.columns("down_proj.weight", (hidden, wide)), down_bias)
 
@@ -73,7 +76,9 @@ class Llama:
     def __init__(self, config: ModelConfig, ops: Ops, weights: Weights, max_position: int | None = None) -> None:
         self.config, self.ops = config, ops
         body = weights.under("model.")
-        self.embedding = VocabularyParallel(ops, body.rows(["embed_tokens.weight"], [(config.vocab_size, config.hidden_size)]))
+        self.embedding = VocabularyParallel(
+            ops, body.rows(["embed_tokens.weight"], [(config.vocab_size, config.hidden_size)])
+        )
         self.layers = [Layer(config, i, ops, body.under(f"layers.{i}.")) for i in range(config.num_layers)]
         self.norm = body.whole("norm.weight", (config.hidden_size,))
         self.head = weights.head(self.embedding, "lm_head.weight", config.tie_embeddings)

@@ -1,4 +1,4 @@
-"""OPT: learned positions that start at 2, relu, and in the 350m size a narrower embedding and norms after the blocks."""
+"""OPT: learned positions that start at 2; in the 350m size a narrower embedding and norms after the blocks."""
 
 from __future__ import annotations
 
@@ -29,8 +29,12 @@ class Layer:
         )
         out = attention.columns("out_proj.weight", (hidden, hidden))
         self.out = RowParallel(ops, out, attention.whole("out_proj.bias", (hidden,)))
-        self.up = ColumnParallel(ops, weights.rows(["fc1.weight"], [(wide, hidden)]), weights.rows(["fc1.bias"], [(wide,)]))
-        self.down = RowParallel(ops, weights.columns("fc2.weight", (hidden, wide)), weights.whole("fc2.bias", (hidden,)))
+        self.up = ColumnParallel(
+            ops, weights.rows(["fc1.weight"], [(wide, hidden)]), weights.rows(["fc1.bias"], [(wide,)])
+        )
+        self.down = RowParallel(
+            ops, weights.columns("fc2.weight", (hidden, wide)), weights.whole("fc2.bias", (hidden,))
+        )
         self.norms = [
             (weights.whole(f"{name}.weight", (hidden,)), weights.whole(f"{name}.bias", (hidden,)))
             for name in ("self_attn_layer_norm", "final_layer_norm")
@@ -60,7 +64,10 @@ class OPT:
         self.layers = [Layer(config, i, ops, body.under(f"layers.{i}.")) for i in range(config.num_layers)]
         self.norm = None
         if config.norm_first:
-            self.norm = (body.whole("final_layer_norm.weight", (hidden,)), body.whole("final_layer_norm.bias", (hidden,)))
+            self.norm = (
+                body.whole("final_layer_norm.weight", (hidden,)),
+                body.whole("final_layer_norm.bias", (hidden,)),
+            )
         self.project_in = self.project_out = None
         if narrow != hidden:
             self.project_in = ColumnParallel(ops, body.whole("project_in.weight", (hidden, narrow)))

@@ -1,4 +1,4 @@
-"""Tensor files under one face: safetensors, `.bin` through a tensors-only unpickler, a loaded transformers model, GGUF."""
+"""Tensor files under one face: safetensors, `.bin` (tensors-only unpickler), a loaded transformers model, GGUF."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def _weight_files(folder: Path) -> list[Path]:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise CheckpointError(f"{folder / index} is not a weight index: {error}") from None
             return [folder / shard for shard in sorted(shards)]
-    raise CheckpointError(f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin, nor an index of them")
+    raise CheckpointError(
+        f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin, nor an index of them"
+    )
 
 
 class ModelSource:
@@ -87,11 +89,12 @@ class ModelSource:
         return self._state.keys()
 
     def read(self, name: str) -> Tensor:
-        return self._state[name].detach()
+        tensor: Tensor = self._state[name].detach()
+        return tensor
 
 
 class GGUFSource:
-    """A GGUF file, its tensors renamed and its q and k rows put back into half-split order where the format moved them."""
+    """A GGUF file, its tensors renamed and its q and k rows put back into half-split order."""
 
     def __init__(self, file: GGUFFile, label: str, num_heads: int, num_kv_heads: int) -> None:
         self.label = label

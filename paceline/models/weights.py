@@ -29,9 +29,7 @@ class Source(Protocol):
 
 
 class Weights:
-    def __init__(
-        self, source: Source, dtype: torch.dtype, device: torch.device, shard: Shard | None = None
-    ) -> None:
+    def __init__(self, source: Source, dtype: torch.dtype, device: torch.device, shard: Shard | None = None) -> None:
         self.source, self.dtype, self.device = source, dtype, device
         self.shard = shard or Shard()
 
@@ -85,7 +83,8 @@ class Weights:
         tensor = self.source.read(full)
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
-                f"{self.source.label}: tensor {full} has shape {list(tensor.shape)}, but the config makes it {list(shape)}"
+                f"{self.source.label}: tensor {full} has shape {list(tensor.shape)}, but the config "
+                f"makes it {list(shape)}"
             )
         if self.progress is not None:
             self.progress()

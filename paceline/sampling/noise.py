@@ -37,7 +37,13 @@ def _mix(x: Tensor) -> Tensor:
 
 def _row_keys(keys: Keys, positions: Tensor, stream: int, extra: Tensor | None) -> tuple[Tensor, Tensor]:
     """Two 32-bit words a row: the same parts mixed from two starting points."""
-    parts = [keys.seeds & _MASK, (keys.seeds >> 32) & _MASK, keys.samples, positions, torch.full_like(positions, stream)]
+    parts = [
+        keys.seeds & _MASK,
+        (keys.seeds >> 32) & _MASK,
+        keys.samples,
+        positions,
+        torch.full_like(positions, stream),
+    ]
     if extra is not None:
         parts.append(extra)
     words = []

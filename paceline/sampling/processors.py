@@ -52,7 +52,6 @@ def _tail(rows: Rows, state: SamplerState, count: int) -> Tensor:
     return torch.where(place >= 0, tokens, -1)
 
 
-
 def _bad_words(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     """A word's last token is banned wherever the row's history ends with the word's other tokens."""
     entries = [(slot, word) for slot in rows.slot_list for word in state.words[slot].bad]

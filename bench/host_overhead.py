@@ -1,0 +1,214 @@
+"""What an engine step costs outside the model: a model that does next to nothing, so that the host's work is left.
+
+    python bench/host_overhead.py [--steps 40] [--sequences 1 16 64 256] [--profile 64]
+
+Prints microseconds per step and per sequence, plain and with two drafters, and writes bench/results/host_overhead.json.
+--profile N adds the functions that cost most at N sequences, for each drafter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline import NGram, SamplingParams
+from paceline.bench import machine, report
+from paceline.cache.kv import KVCache
+from paceline.cache.pages import PagePool
+from paceline.cache.slots import Slots
+from paceline.drafters.base import Context, Drafter, Stateless, Target
+from paceline.drafters.tree import Proposal
+from paceline.engine.detokenizer import Detokenizer
+from paceline.engine.engine import Engine
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.sequence import Sequence
+from paceline.models.base import Hidden
+from paceline.models.config import ModelConfig
+from paceline.sampling.state import Words
+
+VOCABULARY, HIDDEN, BLOCK, LENGTH = 1000, 8, 16, 1024
+PERIOD = 8  # the fake model counts 0 … 7, 0 … within the eight of its last token, so lookup finds every draft
+CHAIN = 5
+clock = time.thread_time  # one thread does everything here, and its own time does not count what others take from it
+RESULTS = Path(__file__).parent / "results" / "host_overhead.json"
+
+
+class FakeModel:
+    """One layer that computes nothing; the head says the next number. Its own time is measured and taken off."""
+
+    def __init__(self) -> None:
+        self.config = ModelConfig(
+            "llama", VOCABULARY, HIDDEN, 1, 1, 1, HIDDEN, HIDDEN, LENGTH, 1e-5, "silu", tie_embeddings=True
+        )
+        ids = torch.arange(VOCABULARY)
+        following = (ids // PERIOD * PERIOD + (ids + 1) % PERIOD).clamp(max=VOCABULARY - 1)
+        self._head = (
+            torch.nn.functional.one_hot(following, VOCABULARY).float() * 30
+        )  # sure, so that sampling says the same
+        self._embedding = ids[:, None].float().expand(VOCABULARY, HIDDEN).contiguous()
+        self.seconds = 0.0
+
+    def forward(self, batch: Any, caches: Any, taps: tuple[int, ...] = ()) -> Hidden:
+        start = clock()
+        hidden = Hidden(self.embed(batch.ids), None)
+        self.seconds += clock() - start
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        start = clock()
+        scores = self._head.index_select(0, hidden[:, 0].long())
+        self.seconds += clock() - start
+        return scores
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self._embedding.index_select(0, ids)
+
+
+class FixedChain(Stateless):
+    """Always the same five tokens, at no cost, and nearly always wrong."""
+
+    name = "fixed"
+    max_nodes = CHAIN
+
+    def propose(self, context: Context) -> Proposal:
+        tokens = torch.arange(CHAIN).expand(len(context.slot_list), CHAIN)
+        return Proposal.of_chains(tokens, torch.full((len(context.slot_list),), CHAIN), self.name)
+
+
+class WordTokenizer:
+    """The least a tokenizer can do, so that the detokenizer's own work is counted and nobody else's."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return "".join([f" {token}" for token in ids])
+
+
+def build(count: int, drafter: Drafter | None) -> Engine:
+    """The parts `LLM` would put together, around the fake model."""
+    cpu = torch.device("cpu")
+    cache = KVCache(PagePool(count * (LENGTH // BLOCK + 1), BLOCK), cpu)
+    table = Slots(count, LENGTH, LENGTH // BLOCK + 1, cpu)
+    scheduler = Scheduler(cache.pool, table, max_batched_tokens=4096, prefix_caching=True)
+    target = Target(FakeModel(), WordTokenizer(), cpu, torch.float32, LENGTH, count, "reference")
+    engine = Engine(target, cache, table, scheduler, "exact")
+    engine.set_drafter(drafter)
+    return engine
+
+
+def fill(engine: Engine, count: int, temperature: float) -> None:
+    """`count` sequences with prompts of their own, all decoding when this returns."""
+    params = SamplingParams(temperature=temperature, max_tokens=None, seed=0)
+    for number in range(count):
+        first = number * PERIOD % (VOCABULARY - PERIOD)
+        prompt = [first + (number + place) % PERIOD for place in range(24)]
+        text = Detokenizer(engine.target.tokenizer, prompt, (), include_stop=False, skip_special=True)
+        engine.add(Sequence(str(number), 0, list(prompt), len(prompt), params, number, Words([], []), text, LENGTH))
+    while engine.scheduler.waiting or any(sequence.num_left != 1 for sequence in engine.scheduler.running):
+        engine.step()
+
+
+@dataclass
+class Row:
+    drafter: str
+    temperature: float
+    sequences: int
+    step_us: float  # the median, model taken off
+    sequence_us: float
+    token_us: float
+    model_us: float
+
+
+def measure(count: int, kind: str, temperature: float, steps: int) -> Row:
+    engine = build(count, make_drafter(kind))
+    fill(engine, count, temperature)
+    model = engine.target.model
+    for _ in range(5):
+        engine.step()
+    times, models, tokens = [], [], 0
+    for _ in range(steps):
+        before, start = model.seconds, clock()
+        updates = engine.step()
+        spent, inside = clock() - start, model.seconds - before
+        assert len(updates) == count, "every sequence takes part in every step"
+        times.append(spent - inside)
+        models.append(inside)
+        tokens += sum(len(update.tokens) for update in updates)
+    step = statistics.median(times) * 1e6
+    return Row(kind, temperature, count, step, step / count, step * steps / tokens, statistics.median(models) * 1e6)
+
+
+def make_drafter(kind: str) -> Drafter | None:
+    if kind == "plain":
+        return None
+    return FixedChain() if kind == "fixed" else NGram(CHAIN, min_match=1, max_match=3).create()
+
+
+def growth(rows: list[Row]) -> list[str]:
+    """Whether 16 times the sequences cost at most 16 times the step."""
+    said = []
+    found = {(row.drafter, row.temperature, row.sequences): row.step_us for row in rows}
+    for (kind, temperature, count), small in found.items():
+        large = found.get((kind, temperature, 256))
+        if count == 16 and large is not None:
+            word = "at most linear" if large <= 16 * small else "MORE THAN LINEAR"
+            said.append(f"{kind}, temperature {temperature:g}: 16 → 256 sequences cost {large / small:.1f}× ({word})")
+    return said
+
+
+def profile(count: int, kind: str, temperature: float, steps: int, shown: int = 14) -> list[str]:
+    """The functions with most time of their own, as `µs per step, calls per step, where`."""
+    engine = build(count, make_drafter(kind))
+    fill(engine, count, temperature)
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for _ in range(steps):
+        engine.step()
+    profiler.disable()
+    entries = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+    costly = sorted(entries.items(), key=lambda item: -item[1][2])[:shown]
+    lines = []
+    for (path, line, name), (_, calls, own, total, _) in costly:
+        where = f"{Path(path).parent.name}/{Path(path).name}:{line} {name}" if line else name
+        per = 1e6 / steps
+        lines.append(f"{own * per:9.0f} µs own {total * per:9.0f} µs with callees {calls / steps:8.1f} calls  {where}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--profile", type=int, metavar="N", help="profile at N sequences")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    names = ("sequences", "µs/step", "µs/sequence", "µs/token", "model µs")
+    print("drafter  temp. " + " ".join(f"{name:>11}" for name in names))
+    for kind in ("plain", "ngram", "fixed"):
+        for temperature in (0.0, 0.8):
+            for count in arguments.sequences:
+                row = measure(count, kind, temperature, arguments.steps)
+                rows.append(row)
+                figures = (row.step_us, row.sequence_us, row.token_us, row.model_us)
+                print(f"{kind:8} {temperature:5g} {count:11} " + " ".join(f"{value:11.1f}" for value in figures))
+    said = growth(rows)
+    print("\n".join(said))
+    data = {**machine.record(), "steps": arguments.steps, "rows": [vars(row) for row in rows], "growth": said}
+    report.write_json(arguments.output, data)
+    if arguments.profile:
+        for kind in ("plain", "ngram", "fixed"):
+            print(f"\n{kind}, {arguments.profile} sequences, greedy")
+            print("\n".join(profile(arguments.profile, kind, 0.0, arguments.steps)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The prompts of a measurement."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.bench.prompts import BUILT_IN, read_questions
+from paceline.errors import OptionError
+
+
+def write(path: Path, rows: list[object]) -> Path:
+    text = "\n".join(json.dumps(row) for row in rows) + "\n"
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"turns": ["asked", "asked again"]},
+        {"turns": "asked"},
+        {"prompt": "asked"},
+        {"question": "asked"},
+        {"text": "asked"},
+        {"text": "4", "question": "3", "prompt": "2", "turns": ["asked"]},
+        {"text": "4", "question": "3", "prompt": "asked"},
+        {"text": "4", "question": "asked"},
+        {"turns": [], "prompt": None, "question": " ", "text": "asked"},
+    ],
+)
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_every_spelling_of_the_text_field_is_read_in_its_order(tmp_path: Path, row: object, name: str) -> None:
+    (question,) = read_questions(write(tmp_path / name, [row]))
+    assert question.text == "asked"
+
+
+def test_the_limit_counts_questions_and_blank_lines_are_no_questions(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "one"}\n\n  \n{"text": "two"}\n{"text": "three"}\n')
+    found = read_questions(path, 2)
+    assert [(question.name, question.text) for question in found] == [("line 1", "one"), ("line 4", "two")]
+    assert len(read_questions(path)) == 3
+
+
+def test_lines_past_the_limit_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "one"}\nnot JSON\n')
+    assert len(read_questions(path, 1)) == 1
+    with pytest.raises(OptionError, match="line 2, is not JSON"):
+        read_questions(path, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "holds no prompts"),
+        (b'{"answer": "x"}\n', "line 1, has no text to ask; one of the fields turns, prompt, question, text"),
+        (b'["x"]\n', "line 1, has no text to ask"),
+        (b'{"text": 3}\n', "line 1, has no text to ask"),
+        (b"\xff\xfe\n", "cannot be read"),
+    ],
+)
+def test_a_dataset_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(OptionError, match=said) as caught:
+        read_questions(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="cannot be read: No such file"):
+        read_questions(tmp_path / "none.jsonl")
+    whole = gzip.compress(b'{"text": "one"}\n' * 50)
+    for broken in (b"not gzip", whole[: len(whole) // 2]):
+        (tmp_path / "rows.jsonl.gz").write_bytes(broken)
+        with pytest.raises(OptionError, match="cannot be read"):
+            read_questions(tmp_path / "rows.jsonl.gz")
+
+
+def test_without_a_file_there_are_ten_prompts_of_our_own() -> None:
+    assert read_questions(None) == list(BUILT_IN)
+    assert len(BUILT_IN) == 10
+    assert len({question.name for question in BUILT_IN}) == len({question.text for question in BUILT_IN}) == 10
+    assert read_questions(None, 3) == list(BUILT_IN[:3])
+    with pytest.raises(OptionError, match="num_prompts=0"):
+        read_questions(None, 0)

@@ -1,0 +1,206 @@
+"""The first drafter with something to say drafts; what several said for one batch becomes one proposal."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM, DraftModel, FirstOf, NGram, SamplingParams, Suffix
+from paceline.drafters.base import FINAL, Context, Observation, Stateless, Taps
+from paceline.drafters.first_of import FirstOfDrafter, merge
+from paceline.drafters.tree import PADDING, Proposal
+from tests.fakes import VOCAB, Oracle, tiny_llm, tiny_model
+
+CPU = torch.device("cpu")
+PROMPTS = [[(7 * i + n) % VOCAB for i in range(8 + n)] for n in range(3)]
+
+
+class Told(Stateless):
+    """Proposes what it was told for each prompt, and counts how often it was asked."""
+
+    def __init__(self, name: str, said: dict[int, tuple[list[int], list[int]]], max_nodes: int = 4) -> None:
+        self.name, self.said, self.max_nodes = name, said, max_nodes
+        self.asked: list[list[int]] = []
+        self.budgets: list[list[int]] = []
+        self.trees = any(parents != list(range(-1, len(parents) - 1)) for _, parents in said.values())
+
+    def create(self) -> Told:
+        return self
+
+    def propose(self, context: Context) -> Proposal:
+        prompts = [context.table.prompt_length(slot) for slot in context.slot_list]
+        self.asked.append(prompts)
+        self.budgets.append(context.budgets.tolist())
+        return Proposal.of_trees([self.said.get(length, ([], [])) for length in prompts], CPU, self.name)
+
+
+def generate(llm: LLM, prompts: list[list[int]] = PROMPTS, **params: Any) -> list[Any]:
+    given = SamplingParams(**{"temperature": 0.0, "max_tokens": 10, "ignore_eos": True, **params})
+    return [result.outputs[0] for result in llm.generate(prompts, given)]
+
+
+@functools.cache
+def recorded() -> dict[tuple[int, ...], list[int]]:
+    outputs = generate(tiny_llm(), max_tokens=14)
+    return {tuple(prompt): [*prompt, *output.token_ids] for prompt, output in zip(PROMPTS, outputs)}
+
+
+def texts(count: int = 10) -> list[list[int]]:
+    return [recorded()[tuple(prompt)][len(prompt) :][:count] for prompt in PROMPTS]
+
+
+def test_later_drafters_are_asked_only_for_those_the_earlier_left_empty() -> None:
+    first = Told("first", {8: ([1], [-1])})
+    second = Told("second", {8: ([2], [-1]), 9: ([3, 4], [-1, 0])})
+    third = Told("third", {})
+    llm = tiny_llm(FirstOf(first, second, third))
+    assert [output.token_ids for output in generate(llm, max_tokens=4)] == texts(4)
+    assert first.asked[0] == [8, 9, 10] and second.asked[0] == [9, 10] and third.asked[0] == [10]
+
+
+def test_nobody_further_is_asked_when_all_have_something() -> None:
+    everything = {length: ([1], [-1]) for length in (8, 9, 10)}
+    second = Told("second", everything)
+    generate(tiny_llm(FirstOf(Told("first", everything), second)), max_tokens=4)
+    assert second.asked == []
+
+
+def test_budgets_are_cut_to_what_each_drafter_can() -> None:
+    first, second = Told("first", {}, max_nodes=2), Told("second", {}, max_nodes=5)
+    made = FirstOfDrafter([first, second])
+    assert made.max_nodes == 5
+    generate(tiny_llm(FirstOf(first, second)), PROMPTS[:1], max_tokens=12)
+    assert first.budgets[0] == [2] and second.budgets[0] == [5]
+
+
+class Silent(Oracle):
+    """An oracle that knows some prompts only."""
+
+    def tree(self, context: Context, slot: int, budget: int) -> tuple[list[int], list[int]]:
+        prompt = tuple(context.table.tokens.host[slot, : context.table.prompt_length(slot)].tolist())
+        return super().tree(context, slot, budget) if prompt in self.recorded else ([], [])
+
+
+class Named(Silent):
+    def __init__(self, name: str, recorded: Any, count: int) -> None:
+        super().__init__(recorded, count)
+        self.name = name
+
+
+def test_provenance_names_the_drafter_that_gave_each_token() -> None:
+    prompts = [tuple(prompt) for prompt in PROMPTS]
+    left = Named("left", {prompts[0]: recorded()[prompts[0]]}, 2)
+    right = Named("right", {prompts[1]: recorded()[prompts[1]]}, 3)
+    outputs = generate(tiny_llm(FirstOf(left, right)))
+    assert [output.token_ids for output in outputs] == texts()
+    names = [{told.drafter for told in output.provenance if told.kind == "accepted"} for output in outputs]
+    assert names == [{"left"}, {"right"}, set()]
+    assert [len(output.stats.proposed) for output in outputs] == [2, 3, 0]
+
+
+def test_nested_composition_keeps_the_names() -> None:
+    prompts = [tuple(prompt) for prompt in PROMPTS]
+    parts = [Named(name, {prompt: recorded()[prompt]}, 2) for name, prompt in zip("abc", prompts)]
+    outputs = generate(tiny_llm(FirstOf(parts[0], FirstOf(parts[1], parts[2]))))
+    assert [output.token_ids for output in outputs] == texts()
+    assert [{t.drafter for t in o.provenance if t.kind == "accepted"} for o in outputs] == [{"a"}, {"b"}, {"c"}]
+
+
+def tree(tokens: list[int], parents: list[int], name: str) -> Proposal:
+    return Proposal.of_trees([(tokens, parents)], CPU, name)
+
+
+def test_trees_and_chains_of_different_sizes_become_one_proposal() -> None:
+    several = Proposal.of_trees([([], []), ([5, 6, 7], [-1, -1, 0]), ([], [])], CPU, "tree")
+    rest = Proposal.of_trees([([8, 9], [-1, 0]), ([], [])], CPU, "chain")
+    merged = merge([([0, 1, 2], several), ([0, 2], rest)], 3, CPU)
+    assert merged.tokens.tolist()[0][:2] == [8, 9] and merged.tokens.tolist()[1] == [5, 6, 7]
+    assert merged.parents.tolist() == [[-1, 0, PADDING], [-1, -1, 0], [PADDING] * 3]
+    assert merged.sizes.tolist() == [2, 3, 0] and not merged.chain and merged.probs is None
+    assert merged.names == ("tree", "chain") and merged.origins is not None
+    assert [merged.names[i] for i in merged.origins[0, :2]] == ["chain", "chain"]
+    assert [merged.names[i] for i in merged.origins[1]] == ["tree"] * 3
+
+
+def test_only_chains_stay_a_chain_and_empty_answers_do_no_harm() -> None:
+    merged = merge(
+        [([0, 1], Proposal.empty(2, CPU)), ([0, 1], Proposal.of_trees([([4], [-1]), ([], [])], CPU, "x"))], 2, CPU
+    )
+    assert merged.chain and merged.sizes.tolist() == [1, 0] and merged.names == ("x",)
+    nothing = merge([([0], Proposal.empty(1, CPU))], 1, CPU)
+    assert nothing.num_nodes == 0 and nothing.sizes.tolist() == [0]
+
+
+def test_chosen_tokens_beside_drawn_ones_are_point_masses() -> None:
+    drawn = Proposal.of_chains(torch.tensor([[1, 2]]), torch.tensor([2]), "drawn", probs=torch.rand(1, 2, 5))
+    merged = merge([([1], tree([3, 4, 0], [-1, 0, -1], "chosen")), ([0], drawn)], 2, CPU)
+    assert merged.probs is not None and drawn.probs is not None
+    assert torch.equal(merged.probs[0, :2], drawn.probs[0])
+    assert torch.equal(merged.probs[1], torch.nn.functional.one_hot(torch.tensor([3, 4, 0]), 5).float())
+
+
+def test_scratch_marks_survive_beside_a_drafter_that_has_none() -> None:
+    marked = tree([3, 4], [-1, -1], "a")
+    marked.scratch = torch.tensor([[True, False]])
+    merged = merge([([1], marked), ([0], tree([5], [-1], "b"))], 2, CPU)
+    assert merged.scratch is not None and merged.scratch.tolist() == [[False, False], [True, False]]
+
+
+class Tapped(Stateless):
+    """Keeps the states it is shown."""
+
+    max_nodes = 1
+
+    def __init__(self, name: str, *hidden: int) -> None:
+        self.name, self.taps, self.states = name, Taps(hidden=hidden), []  # type: ignore[var-annotated]
+
+    def create(self) -> Tapped:
+        return self
+
+    def propose(self, context: Context) -> Proposal:
+        return Proposal.empty(len(context.slot_list), CPU)
+
+    def observe(self, seen: Observation) -> None:
+        self.states.append((seen.states, seen.before))
+
+
+def test_each_drafter_is_shown_the_states_it_tapped_in_its_own_order() -> None:
+    alone = [Tapped("a", FINAL, 1), Tapped("b", 1), Tapped("c")]
+    for drafter in alone:
+        generate(tiny_llm(drafter), PROMPTS[:1], max_tokens=3)
+    together = [Tapped("a", FINAL, 1), Tapped("b", 1), Tapped("c")]
+    generate(tiny_llm(FirstOf(*together)), PROMPTS[:1], max_tokens=3)
+    for one, other in zip(alone, together):
+        assert len(one.states) == len(other.states) == 3
+        for (states, before), (expected, expected_before) in zip(other.states, one.states):
+            for found, wanted in ((states, expected), (before, expected_before)):
+                assert (found is None and wanted is None) or torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("acceptance", ["exact", "rejection"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_lookup_before_an_equal_draft_model_under_each_rule(acceptance: str, temperature: float) -> None:
+    """One batch mixes copied and drawn proposals: whatever the equal draft model drew is accepted."""
+    composed = FirstOf(NGram(3, max_match=2), DraftModel(tiny_model(), 3))
+    llm = tiny_llm(composed, acceptance=acceptance, block_size=4)
+    prompts = [[4, 5, 6, 7, 4, 5], *PROMPTS[:2]]
+    outputs = generate(llm, prompts, temperature=temperature, seed=6, max_tokens=20)
+    if acceptance == "exact" or temperature == 0:
+        plain = generate(tiny_llm(), prompts, temperature=temperature, seed=6, max_tokens=20)
+        assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+    names = {told.drafter for output in outputs for told in output.provenance}
+    assert "draft_model" in names
+    for output in outputs:
+        rounds = [[t for t in output.provenance if t.round == r] for r in range(output.stats.rounds)]
+        drawn = [items for items in rounds if items[0].drafter == "draft_model"]
+        assert all(items[-1].kind == "bonus" for items in drawn[:-1]), "an equal draft model was refused"
+
+
+def test_it_is_made_of_configs_words_and_names() -> None:
+    made = FirstOf("suffix", NGram(7)).create()
+    assert [drafter.name for drafter in made.drafters] == ["suffix", "ngram"]
+    assert made.name == "first_of" and made.max_nodes >= 7 and not made.on_device
+    assert generate(tiny_llm(FirstOf(Suffix(), "ngram")), max_tokens=6)[0].token_ids == texts(6)[0]

@@ -1,0 +1,451 @@
+"""What a request may ask for, end to end on tiny models: lengths, stops, samples, logprobs, streams, batches."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM, NGram, SamplingParams, Suffix
+from paceline.drafters.base import Context
+from paceline.outputs import CompletionOutput
+from paceline.prompts import Prompt
+from tests.engine.test_detokenizer import NUM_IDS, tokenizer
+from tests.fakes import VOCAB, Oracle, tiny_llm, tiny_model
+
+PROMPT = [5, 9, 22, 41, 7, 3, 80, 61]
+LONG = [(7 * i + 3) % VOCAB for i in range(40)]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return tiny_llm()
+
+
+@functools.cache
+def shared() -> LLM:
+    return tiny_llm()
+
+
+def run(llm: LLM, prompt: list[int], **params: Any) -> CompletionOutput:
+    (output,) = llm.generate([prompt], SamplingParams(**{"ignore_eos": True, **params}))[0].outputs
+    return output
+
+
+@functools.cache
+def recorded(prompt: tuple[int, ...], max_tokens: int = 24, **params: Any) -> list[int]:
+    """The whole plain sequence."""
+    return [*prompt, *run(shared(), list(prompt), max_tokens=max_tokens, **params).token_ids]
+
+
+def plain(prompt: list[int], count: int) -> list[int]:
+    return recorded(tuple(prompt), temperature=0.0)[len(prompt) :][:count]
+
+
+class Watched(Oracle):
+    """Notes the length and the budget of every sequence it drafts for."""
+
+    def __init__(self, prompts: list[list[int]], num_draft_tokens: int, **params: Any) -> None:
+        super().__init__(
+            {tuple(p): recorded(tuple(p), **(params or {"temperature": 0.0})) for p in prompts}, num_draft_tokens
+        )
+        self.seen: list[tuple[int, int]] = []
+
+    def propose(self, context: Context) -> Any:
+        self.seen += zip(context.lengths.tolist(), context.budgets.tolist())
+        return super().propose(context)
+
+
+def assert_empty(llm: LLM) -> None:
+    """Nothing is left behind: no sequence, no page, no slot."""
+    scheduler = llm.engine.scheduler
+    scheduler.pool.check()
+    assert not llm.engine.has_work and not llm._live
+    assert scheduler.pool.num_available == scheduler.pool.num_pages
+    assert scheduler.slots.num_free == scheduler.slots.num_slots
+
+
+# Where a text ends.
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize("most", [1, 2, 9])
+def test_max_tokens_ends_a_text_exactly(most: int, drafted: bool) -> None:
+    llm = tiny_llm(Watched([PROMPT], 4) if drafted else None)
+    output = run(llm, PROMPT, temperature=0.0, max_tokens=most)
+    assert (output.token_ids, output.finish_reason, output.stop_reason) == (plain(PROMPT, most), "length", None)
+    assert_empty(llm)
+
+
+def test_max_model_len_ends_a_text_and_drafts_shrink_before_it() -> None:
+    drafter = Watched([PROMPT], 5)
+    llm = tiny_llm(drafter, max_model_len=len(PROMPT) + 14)
+    output = run(llm, PROMPT, temperature=0.0, max_tokens=None)
+    assert (output.token_ids, output.finish_reason) == (plain(PROMPT, 14), "length")
+    assert all(length + budget + 1 <= llm.max_model_len for length, budget in drafter.seen)
+    assert [budget for _, budget in drafter.seen] == [5, 5, 0][: len(drafter.seen)]
+    assert output.stats.rounds == 4  # one for the prompt's token, 6, 6, and one
+
+
+def test_a_prompt_one_short_of_the_limit_gets_one_token() -> None:
+    llm = tiny_llm(NGram(4), max_model_len=len(LONG) + 1)
+    output = run(llm, LONG, temperature=0.0, max_tokens=10)
+    assert (output.token_ids, output.finish_reason) == (plain(LONG, 1), "length")
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_a_stop_token_ends_a_text_and_is_its_last_token(drafted: bool) -> None:
+    expected = plain(PROMPT, 12)
+    stop = expected[6]
+    llm = tiny_llm(Watched([PROMPT], 9) if drafted else None)
+    output = run(llm, PROMPT, temperature=0.0, max_tokens=20, stop_token_ids=[stop], logprobs=0)
+    assert output.token_ids == expected[: expected.index(stop) + 1]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+    assert_empty(llm)
+
+
+def ending_model(end: int) -> Any:
+    model = copy.deepcopy(tiny_model())
+    model.generation_config.eos_token_id = model.config.eos_token_id = end
+    return model
+
+
+def test_the_end_token_ends_a_text_unless_it_is_ignored_or_comes_too_early() -> None:
+    free = plain(PROMPT, 12)
+    end = free[4]
+    first = free.index(end)
+    llm = LLM(ending_model(end), kernels="reference", max_model_len=64)
+    stopped = run(llm, PROMPT, temperature=0.0, max_tokens=12, ignore_eos=False)
+    assert (stopped.token_ids, stopped.finish_reason, stopped.stop_reason) == (free[: first + 1], "stop", None)
+    ignored = run(llm, PROMPT, temperature=0.0, max_tokens=12)
+    assert (ignored.token_ids, ignored.finish_reason) == (free, "length")
+    held = run(llm, PROMPT, temperature=0.0, max_tokens=12, min_tokens=8, ignore_eos=False)
+    assert len(held.token_ids) >= 8 and end not in held.token_ids[:8]
+    assert held.token_ids[:8] == greedy_without(end, 8)
+
+
+def greedy_without(banned: int, count: int) -> list[int]:
+    """transformers' greedy choice with one token ruled out."""
+    ids = list(PROMPT)
+    for _ in range(count):
+        with torch.no_grad():
+            logits = tiny_model()(torch.tensor([ids])).logits[0, -1]
+        logits[banned] = float("-inf")
+        ids.append(int(logits.argmax()))
+    return ids[len(PROMPT) :]
+
+
+@functools.cache
+def speaking(drafter: Any = None) -> LLM:
+    return LLM(tiny_model(vocab=NUM_IDS), drafter, tokenizer(), kernels="reference", max_model_len=64)
+
+
+def test_a_stop_string_cuts_the_text_with_or_without_itself() -> None:
+    whole = run(speaking(), PROMPT, temperature=0.0, max_tokens=14)
+    assert whole.text == tokenizer().decode(whole.token_ids)
+    stop = whole.text[4:7]  # somewhere in the middle, whatever tokens it spans
+    place = whole.text.find(stop)
+    cut = run(speaking(), PROMPT, temperature=0.0, max_tokens=14, stop=["never", stop])
+    assert (cut.text, cut.finish_reason, cut.stop_reason) == (whole.text[:place], "stop", stop)
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)] and len(cut.token_ids) < 14
+    kept = run(speaking(), PROMPT, temperature=0.0, max_tokens=14, stop=stop, include_stop_str_in_output=True)
+    assert kept.text == whole.text[: place + len(stop)] and kept.token_ids == cut.token_ids
+    late = run(speaking(), PROMPT, temperature=0.0, max_tokens=14, stop=stop, min_tokens=len(cut.token_ids) + 1)
+    assert len(late.token_ids) > len(cut.token_ids)
+
+
+def test_a_stop_token_is_in_the_text_only_if_asked_for() -> None:
+    whole = run(speaking(), PROMPT, temperature=0.0, max_tokens=14)
+    stop = whole.token_ids[8]
+    first = whole.token_ids.index(stop)
+    texts = [
+        run(
+            speaking(), PROMPT, temperature=0.0, max_tokens=14, stop_token_ids=[stop], include_stop_str_in_output=asked
+        ).text
+        for asked in (False, True)
+    ]
+    assert texts == [tokenizer().decode(whole.token_ids[: first + extra]) for extra in (0, 1)]
+
+
+def test_nothing_after_a_stop_inside_an_accepted_run_is_ever_reported() -> None:
+    expected = plain(PROMPT, 16)
+    stop = next(token for n, token in enumerate(expected) if 3 <= n < 7 and token not in expected[:n])
+    count = expected.index(stop) + 1
+    llm = tiny_llm(Watched([PROMPT], 12))
+    chunks = list(
+        llm.stream(
+            PROMPT, SamplingParams(temperature=0.0, max_tokens=20, stop_token_ids=[stop], logprobs=2, ignore_eos=True)
+        )
+    )
+    output = chunks[-1].output
+    assert output is not None and [token for chunk in chunks for token in chunk.token_ids] == output.token_ids
+    assert output.token_ids == expected[:count] and output.logprobs is not None
+    assert len(output.logprobs) == len(output.provenance) == output.stats.tokens == count
+    assert sum(output.stats.accepted) == count - 1 == sum(told.kind == "accepted" for told in output.provenance)
+    assert llm.engine.stats.emitted == count
+    assert [record.emitted for record in llm.engine.stats.recent] == [1, count - 1]
+    assert_empty(llm)
+
+
+# Samples and seeds.
+
+
+def test_samples_differ_and_each_is_what_its_own_index_gives_alone() -> None:
+    llm = tiny_llm()
+    params = SamplingParams(temperature=1.2, max_tokens=8, n=3, seed=11, ignore_eos=True)
+    outputs = llm.generate([LONG], params)[0].outputs
+    assert [output.index for output in outputs] == [0, 1, 2]
+    assert len({tuple(output.token_ids) for output in outputs}) == 3
+    assert [output.stats.prefix_hit for output in outputs] == [0, 32, 32], "samples share the pages of the prompt"
+    for index, output in enumerate(outputs):
+        alone = tiny_llm()
+        request = alone.add(Prompt(None, LONG), SamplingParams(temperature=1.2, max_tokens=8, seed=11, ignore_eos=True))
+        (sequence,) = alone._live[request]
+        sequence.index = index
+        while sequence.finish_reason is None:
+            alone.step()
+        assert sequence.output == output.token_ids
+
+
+def test_a_seed_that_was_drawn_is_reported_and_brings_the_text_back(llm: LLM) -> None:
+    first, second = (run(llm, PROMPT, temperature=1.5, max_tokens=8) for _ in range(2))
+    assert first.seed != second.seed and first.token_ids != second.token_ids
+    assert run(llm, PROMPT, temperature=1.5, max_tokens=8, seed=first.seed).token_ids == first.token_ids
+    assert tiny_llm(seed=5).generate([PROMPT], SamplingParams(max_tokens=1))[0].outputs[0].seed == 5
+
+
+@pytest.mark.parametrize("seed", [-(2**63), -1, 2**63, 2**64 - 1])
+def test_every_seed_of_64_bits_works(llm: LLM, seed: int) -> None:
+    assert run(llm, PROMPT, max_tokens=2, seed=seed).seed == seed
+
+
+# Logprobs, against transformers.
+
+
+def raw_logprobs(ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.log_softmax(tiny_model()(torch.tensor([ids])).logits[0].double(), dim=1)
+
+
+def assert_logprobs(entries: list[Any], ids: list[int], start: int, count: int) -> None:
+    truth = raw_logprobs(ids)
+    for place, entry in enumerate(entries, start=start):
+        row, token = truth[place - 1], ids[place]
+        assert count <= len(entry) <= count + 1 and token in entry
+        best = row.topk(count).indices.tolist()
+        assert set(entry) == {*best, token}
+        for other, told in entry.items():
+            assert abs(told.logprob - float(row[other])) <= 1e-4
+            assert told.rank == 1 + int((row > row[other]).sum())
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_logprobs_are_those_of_the_raw_model_whatever_the_sampling(count: int) -> None:
+    drafter = Watched([PROMPT], 3, temperature=1.4, seed=3, top_k=20)
+    output = run(tiny_llm(drafter), PROMPT, temperature=1.4, seed=3, top_k=20, max_tokens=9, logprobs=count)
+    assert output.token_ids == drafter.recorded[tuple(PROMPT)][len(PROMPT) :][:9] and sum(output.stats.accepted) > 4
+    assert output.logprobs is not None and len(output.logprobs) == 9
+    assert_logprobs(output.logprobs, [*PROMPT, *output.token_ids], len(PROMPT), count)
+    assert output.cumulative_logprob == pytest.approx(
+        sum(entry[token].logprob for entry, token in zip(output.logprobs, output.token_ids))
+    )
+
+
+def test_prompt_logprobs_are_right_in_chunks_and_pass_by_the_prefix_cache() -> None:
+    llm = tiny_llm(max_batched_tokens=16)
+    run(llm, LONG, max_tokens=1)
+    assert run(llm, LONG, max_tokens=1).stats.prefix_hit == 32
+    result = llm.generate([LONG], SamplingParams(max_tokens=2, prompt_logprobs=3))[0]
+    assert result.outputs[0].stats.prefix_hit == 0
+    assert result.prompt_logprobs is not None and len(result.prompt_logprobs) == len(LONG)
+    assert result.prompt_logprobs[0] is None
+    assert_logprobs(result.prompt_logprobs[1:], LONG, 1, 3)
+    assert llm.generate([LONG], SamplingParams(max_tokens=1))[0].prompt_logprobs is None
+
+
+# What is told about a text.
+
+
+@pytest.mark.parametrize("drafter", [None, "ngram", "suffix", "oracle"])
+def test_figures_and_provenance_agree_with_the_text(drafter: str | None) -> None:
+    llm = tiny_llm(Watched([LONG], 3) if drafter == "oracle" else drafter)
+    output = run(llm, LONG, temperature=0.0, max_tokens=12)
+    stats, told = output.stats, output.provenance
+    assert output.token_ids == plain(LONG, 12)
+    assert len(told) == stats.tokens == 12 and stats.rounds == told[-1].round + 1
+    accepted = [item for item in told if item.kind == "accepted"]
+    assert len(accepted) == sum(stats.accepted) and all(a <= p for a, p in zip(stats.accepted, stats.proposed))
+    assert all((item.drafter is None) == (item.kind != "accepted") for item in told)
+    rounds = [[item for item in told if item.round == number] for number in range(stats.rounds)]
+    for items in rounds:
+        assert [item.depth for item in items] == list(range(1, len(items) + 1))
+        assert all(item.kind == "accepted" for item in items[:-1])
+    assert stats.tokens_per_forward == 12 / stats.rounds
+    if drafter == "oracle":
+        assert stats.acceptance == 1.0 == min(stats.acceptance_by_position) and {i.drafter for i in accepted} == {
+            "oracle"
+        }
+        assert [items[-1].kind for items in rounds] == ["plain", "bonus", "bonus", "bonus"][: len(rounds)]
+
+
+# Streams and aborts.
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stream_says_what_generate_says(n: int) -> None:
+    params = SamplingParams(temperature=0.9, seed=8, max_tokens=10, n=n, ignore_eos=True)
+    whole = speaking().generate([PROMPT], params)[0].outputs
+    chunks = list(speaking().stream(PROMPT, params))
+    for output in whole:
+        own = [chunk for chunk in chunks if chunk.index == output.index]
+        assert "".join(chunk.text for chunk in own) == output.text
+        assert [token for chunk in own for token in chunk.token_ids] == output.token_ids
+        assert [told for chunk in own for told in chunk.provenance] == output.provenance
+        assert [chunk.output is not None for chunk in own] == [False] * (len(own) - 1) + [True]
+    assert_empty(speaking())
+
+
+@pytest.mark.parametrize("drafter", [None, NGram(3, max_match=1)])
+def test_leaving_a_stream_in_the_middle_frees_everything(drafter: Any) -> None:
+    llm = tiny_llm(drafter)
+    stream = llm.stream(LONG, SamplingParams(max_tokens=50, n=2, ignore_eos=True))
+    for _ in range(5):
+        next(stream)
+    assert llm.engine.scheduler.pool.num_available < llm.engine.scheduler.pool.num_pages
+    stream.close()
+    assert_empty(llm)
+    assert run(llm, PROMPT, temperature=0.0, max_tokens=4).token_ids == plain(PROMPT, 4)
+
+
+def test_an_unknown_request_may_be_aborted(llm: LLM) -> None:
+    llm.abort("never was")
+    assert_empty(llm)
+
+
+@pytest.mark.xfail(strict=True, reason="a stream drops the updates of all other requests", raises=AssertionError)
+def test_two_streams_side_by_side_both_get_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = tiny_llm()
+    step = llm.engine.step
+
+    def checked() -> Any:
+        assert llm.engine.has_work, "a stream waits for updates that another one was given"
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", checked)
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    streams = [llm.stream(PROMPT, params), llm.stream(LONG, params)]
+    got: list[list[int]] = [[], []]
+    while any(len(tokens) < 6 for tokens in got):
+        for tokens, stream in zip(got, streams):
+            tokens += [token for chunk in itertools.islice(stream, 1) for token in chunk.token_ids]
+    assert got == [plain(PROMPT, 6), plain(LONG, 6)]
+
+
+# Company in the batch.
+
+
+def test_a_prefix_hit_changes_nothing_but_the_work() -> None:
+    llm = tiny_llm(Suffix())
+    first = run(llm, LONG, temperature=0.7, seed=4, max_tokens=8)
+    again = run(llm, LONG, temperature=0.7, seed=4, max_tokens=8)
+    turn = [*LONG, *first.token_ids, 1, 2]
+    longer = run(llm, turn, temperature=0.7, seed=4, max_tokens=8)
+    assert (first.stats.prefix_hit, again.stats.prefix_hit, longer.stats.prefix_hit) == (0, 32, 32)
+    assert again.token_ids == first.token_ids
+    assert (
+        longer.token_ids == run(tiny_llm(prefix_caching=False), turn, temperature=0.7, seed=4, max_tokens=8).token_ids
+    )
+    cold = run(tiny_llm(prefix_caching=False), LONG, temperature=0.7, seed=4, max_tokens=8)
+    assert cold.token_ids == first.token_ids
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_preempted_requests_say_the_same(drafted: bool) -> None:
+    prompts = [LONG[n : n + 10] for n in range(4)]
+    drafter = Watched(prompts, 3) if drafted else None
+    llm = tiny_llm(drafter, block_size=4, num_pages=10, max_model_len=34)
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=1, prompt_logprobs=0)
+    results = llm.generate(prompts, params)
+    assert sum(result.outputs[0].stats.preemptions for result in results) > 0
+    for prompt, result in zip(prompts, results):
+        output = result.outputs[0]
+        assert output.token_ids == plain(prompt, 20) and output.logprobs is not None
+        assert len(output.logprobs) == len(output.provenance) == output.stats.tokens == 20
+        assert result.prompt_logprobs is not None and len(result.prompt_logprobs) == 10
+    assert_empty(llm)
+
+
+MIXED: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.3, "seed": 1, "top_k": 5},
+    {"temperature": 0.8, "seed": 2, "top_p": 0.7, "max_draft_tokens": 1},
+    {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    {"temperature": 1.0, "seed": 4, "min_p": 0.2, "logit_bias": {4: 3.0}, "max_tokens": 4},
+    {"temperature": 0.0, "allowed_token_ids": [3, 5, 8, 13, 21], "bad_words": [[5, 8]]},
+    {"temperature": 0.0, "max_draft_tokens": 0, "logprobs": 2},
+]
+
+
+def test_every_request_of_a_mixed_batch_says_what_it_says_alone() -> None:
+    llm = tiny_llm(NGram(3, min_match=1, max_match=2))
+    params = [SamplingParams(**{"max_tokens": 9, "ignore_eos": True, **own}) for own in MIXED]
+    prompts = [LONG[n : n + 12] for n in range(len(MIXED))]
+    together = [result.outputs[0] for result in llm.generate(prompts, params)]
+    alone = [shared().generate([prompt], own)[0].outputs[0] for prompt, own in zip(prompts, params)]
+    assert [output.token_ids for output in together] == [output.token_ids for output in alone]
+    assert together[6].logprobs == alone[6].logprobs
+    assert set(together[5].token_ids) <= {3, 5, 8, 13, 21}
+    assert sum(together[6].stats.proposed) == 0 and len(together[2].stats.proposed) <= 1
+
+
+@pytest.mark.parametrize("most, longest", [(0, 0), (2, 2), (9, 4), (None, 4)])
+def test_a_request_may_ask_for_shorter_drafts(most: int | None, longest: int) -> None:
+    drafter = Watched([PROMPT], 4)
+    output = run(tiny_llm(drafter), PROMPT, temperature=0.0, max_tokens=12, max_draft_tokens=most)
+    assert output.token_ids == plain(PROMPT, 12)
+    assert len(output.stats.proposed) == longest == max((budget for _, budget in drafter.seen), default=0)
+    if most == 0:
+        assert {told.kind for told in output.provenance} == {"plain"} and output.stats.rounds == 12
+
+
+def test_the_drafter_may_change_in_the_middle_of_a_stream() -> None:
+    llm = tiny_llm()
+    turns: list[Any] = [Watched([LONG], 2), "suffix", None, NGram(2, max_match=1), Watched([LONG], 3)]
+    tokens: list[int] = []
+    for chunk in llm.stream(LONG, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)):
+        tokens += chunk.token_ids
+        if turns:
+            llm.set_drafter(turns.pop(0))
+    assert tokens == plain(LONG, 20)
+    assert not turns and chunk.output is not None
+    assert {told.drafter for told in chunk.output.provenance} >= {None, "oracle"}
+
+
+def test_a_request_that_rules_out_every_token_ends_alone_with_a_sentence() -> None:
+    llm = tiny_llm(Watched([PROMPT, LONG], 3))
+    impossible = SamplingParams(temperature=0.0, allowed_token_ids=[4], bad_words=[[4]], max_tokens=5)
+    good = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    first, bad, last = (result.outputs[0] for result in llm.generate([PROMPT, LONG, LONG], [good, impossible, good]))
+    assert (bad.finish_reason, bad.token_ids, bad.provenance) == ("error", [], [])
+    assert bad.error is not None and "rule out every token" in bad.error and str(len(LONG)) in bad.error
+    assert (first.token_ids, first.error) == (plain(PROMPT, 6), None)
+    assert last.token_ids == plain(LONG, 6)
+    assert_empty(llm)
+
+
+def test_a_request_that_runs_out_of_tokens_later_keeps_what_it_had() -> None:
+    llm = tiny_llm()
+    output = run(
+        llm, PROMPT, temperature=0.0, allowed_token_ids=[4, 6], bad_words=[[4, 4], [4, 6], [6, 6], [6, 4]], max_tokens=5
+    )
+    assert (output.finish_reason, len(output.token_ids), output.stats.tokens, len(output.provenance)) == (
+        "error",
+        1,
+        1,
+        1,
+    )
+    assert_empty(llm)

@@ -1,0 +1,482 @@
+"""Whatever is wrong is refused in one sentence that says what was given and what is allowed; the engine goes on."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from paceline import LLM, DraftModel, FirstOf, NGram, PacelineError, SamplingParams, Suffix
+from paceline.errors import CheckpointError, OptionError, VocabularyError
+from paceline.params import params_from
+from tests.engine.test_detokenizer import NUM_IDS, tokenizer
+from tests.fakes import Hopeless, tiny_llm, tiny_model
+
+PROMPT = [5, 9, 22]
+
+
+def assert_sentence(error: BaseException, *named: str) -> None:
+    """One line, not a traceback, that names what matters."""
+    assert isinstance(error, PacelineError), repr(error)
+    text = str(error)
+    assert len(text) > 15 and "\n" not in text and "Traceback" not in text and "object at 0x" not in text, text
+    for part in named:
+        assert part in text, f"{part!r} is not in {text!r}"
+
+
+def assert_works(llm: LLM) -> None:
+    assert not llm.engine.has_work and not llm._live, "a refused request was left behind"
+    output = llm.generate([PROMPT], SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True))[0].outputs[0]
+    assert output.token_ids == expected() and output.finish_reason == "length"
+    llm.engine.scheduler.pool.check()
+
+
+@functools.cache
+def expected() -> list[int]:
+    """transformers' own greedy continuation."""
+    ids = torch.tensor([PROMPT])
+    with torch.no_grad():
+        for _ in range(3):
+            ids = torch.cat([ids, tiny_model()(ids).logits[:, -1].argmax(1, keepdim=True)], dim=1)
+    return [int(token) for token in ids[0, 3:]]
+
+
+@functools.cache
+def engine() -> LLM:
+    return tiny_llm(max_model_len=32)
+
+
+# Prompts.
+
+PROMPTS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "empty": ([[]], ("empty", "at least one token")),
+    "too long": ([[1] * 32], ("32 tokens", "max_model_len=32", "31")),
+    "id too high": ([[1, 97]], ("97", "0 to 96")),
+    "negative id": ([[1, -1]], ("-1", "0 to 96")),
+    "text without tokenizer": ("hello", ("no tokenizer", "token ids")),
+    "a number": (5, ("int",)),
+    "None": (None, ("NoneType",)),
+    "floats": ([[1.5, 2.0]], ("1.5", "token ids")),
+    "booleans": ([[True]], ("True", "token ids")),
+    "text among ids": ([1, "a"], ("token ids",)),
+    "wrong dictionary": ({"text": "hello"}, ("'text'", "'prompt'", "'prompt_token_ids'")),
+    "nested": ([[[1]]], ("token ids",)),
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_bad_prompt_is_refused_and_the_next_one_served(name: str) -> None:
+    given, named = PROMPTS[name]
+    with pytest.raises(OptionError) as caught:
+        engine().generate(given)
+    assert_sentence(caught.value, *named)
+    assert_works(engine())
+
+
+def test_one_bad_prompt_among_good_ones_starts_none_of_them() -> None:
+    with pytest.raises(OptionError, match="97"):
+        engine().generate([PROMPT, [97], PROMPT])
+    assert_works(engine())
+
+
+@pytest.mark.xfail(strict=True, reason="LLM._run queues earlier requests before a later one's words are looked up")
+def test_one_request_with_unusable_words_starts_none_of_the_others() -> None:
+    llm = tiny_llm(max_model_len=32)
+    with pytest.raises(OptionError, match="no tokenizer"):
+        llm.generate([PROMPT, PROMPT], [SamplingParams(), SamplingParams(bad_words=["no"])])
+    assert_works(llm)
+
+
+@pytest.mark.parametrize("given", [[], [PROMPT, PROMPT]])
+@pytest.mark.xfail(strict=True, reason="LLM.stream unpacks without a look", raises=ValueError)
+def test_a_stream_of_no_prompt_or_two_is_refused(given: Any) -> None:
+    with pytest.raises(PacelineError) as caught:
+        next(engine().stream(given))
+    assert_sentence(caught.value)
+
+
+@pytest.mark.parametrize("given", [[SamplingParams()] * 2, ["hot"], [{"temperature": 0}]])
+def test_wrong_sampling_params_are_refused(given: Any) -> None:
+    with pytest.raises(OptionError) as caught:
+        engine().generate([PROMPT], given)
+    assert_sentence(caught.value)
+    assert_works(engine())
+
+
+# Sampling parameters.
+
+PARAMS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"temperature": math.nan}, ("temperature=nan", "from 0")),
+    ({"temperature": -0.1}, ("temperature=-0.1", "from 0")),
+    ({"temperature": "hot"}, ("temperature='hot'", "number")),
+    ({"temperature": True}, ("temperature=True", "number")),
+    ({"temperature": math.inf}, ("temperature=inf",)),
+    ({"top_p": 0.0}, ("top_p=0.0", "above 0 up to 1")),
+    ({"top_p": 1.1}, ("top_p=1.1", "up to 1")),
+    ({"min_p": 2}, ("min_p=2", "up to 1")),
+    ({"top_k": -2}, ("top_k=-2", "-1 or more")),
+    ({"top_k": 1.5}, ("top_k=1.5", "whole number")),
+    ({"presence_penalty": 3.0}, ("presence_penalty=3.0", "2")),
+    ({"frequency_penalty": None}, ("frequency_penalty=None",)),
+    ({"repetition_penalty": 0.0}, ("repetition_penalty=0.0", "above 0")),
+    ({"max_tokens": 0}, ("max_tokens=0", "1 or more")),
+    ({"max_tokens": "9"}, ("max_tokens='9'", "whole number")),
+    ({"min_tokens": 9, "max_tokens": 4}, ("min_tokens=9", "max_tokens=4")),
+    ({"n": 0}, ("n=0", "1 or more")),
+    ({"seed": 2**64}, (f"seed={2**64}",)),
+    ({"seed": 1.0}, ("seed=1.0", "whole number")),
+    ({"logprobs": -1}, ("logprobs=-1", "0 or more")),
+    ({"prompt_logprobs": 1001}, ("prompt_logprobs=1001", "0 to 1000")),
+    ({"max_draft_tokens": -1}, ("max_draft_tokens=-1", "0 or more")),
+    ({"stop": ""}, ("stop=''", "non-empty")),
+    ({"stop": ["a", 5]}, ("stop=['a', 5]",)),
+    ({"stop_token_ids": [-1]}, ("stop_token_ids=[-1]", "token ids")),
+    ({"allowed_token_ids": []}, ("allowed_token_ids=[]", "at least one")),
+    ({"allowed_token_ids": ["a"]}, ("allowed_token_ids=['a']",)),
+    ({"logit_bias": {1: math.nan}}, ("logit_bias", "nan", "finite")),
+    ({"logit_bias": {"a": 1.0}}, ("logit_bias", "'a'")),
+    ({"bad_words": "word"}, ("bad_words='word'", "list")),
+    ({"bad_words": [[]]}, ("bad_words=[[]]", "non-empty")),
+]
+
+
+@pytest.mark.parametrize("given, named", PARAMS, ids=lambda value: str(value)[:40])
+def test_a_bad_sampling_parameter_is_refused(given: dict[str, Any], named: tuple[str, ...]) -> None:
+    with pytest.raises(OptionError) as caught:
+        SamplingParams(**given)
+    assert_sentence(caught.value, *named)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"stop": 5},
+        {"stop_token_ids": 5},
+        {"allowed_token_ids": 5},
+        {"bad_words": [5]},
+        {"logit_bias": [1]},
+        {"logit_bias": {1: "much"}},
+    ],
+    ids=str,
+)
+@pytest.mark.xfail(
+    strict=True, reason="wrong containers end in a TypeError or AttributeError", raises=(TypeError, AttributeError)
+)
+def test_a_sampling_parameter_of_the_wrong_kind_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(OptionError) as caught:
+        SamplingParams(**given)
+    assert_sentence(caught.value, next(iter(given)))
+
+
+@pytest.mark.parametrize(
+    "given, named",
+    [
+        ({"allowed_token_ids": [97]}, ("allowed_token_ids", "97", "0 to 96")),
+        ({"stop_token_ids": [500]}, ("stop_token_ids", "500", "0 to 96")),
+        ({"logit_bias": {97: 1.0}}, ("logit_bias", "97", "0 to 96")),
+        ({"bad_words": [[1, 97]]}, ("bad_words", "97", "0 to 96")),
+        ({"bad_words": ["word"]}, ("bad_words", "'word'", "no tokenizer")),
+    ],
+    ids=str,
+)
+def test_a_parameter_the_model_cannot_serve_is_refused(given: dict[str, Any], named: tuple[str, ...]) -> None:
+    with pytest.raises(OptionError) as caught:
+        engine().generate([PROMPT], SamplingParams(**given))
+    assert_sentence(caught.value, *named)
+    assert_works(engine())
+
+
+def test_an_unknown_sampling_parameter_is_refused_naming_the_nearest() -> None:
+    with pytest.raises(OptionError) as caught:
+        params_from({"temprature": 1.0})
+    assert_sentence(caught.value, "'temprature'", "did you mean temperature?")
+    with pytest.raises(OptionError) as caught:
+        params_from({"zzz": 1})
+    assert_sentence(caught.value, "'zzz'", "allowed:", "top_p")
+
+
+# Engine options.
+
+OPTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"max_modle_len": 32}, ("'max_modle_len'", "max_model_len")),
+    ({"qqqqqq": 1}, ("'qqqqqq'", "known:")),
+    ({"tensor_parallel_size": 2}, ("tensor_parallel_size=2", "allowed: 1")),
+    ({"device": "tpu9"}, ("'tpu9'", "cpu", "cuda")),
+    ({"dtype": "float7"}, ("'float7'", "float16", "bfloat16", "float32")),
+    ({"gpu_memory_utilization": 1.5}, ("gpu_memory_utilization=1.5", "above 0 up to 1")),
+    ({"gpu_memory_utilization": 0}, ("gpu_memory_utilization=0", "above 0 up to 1")),
+    ({"gpu_memory_utilization": "all"}, ("gpu_memory_utilization='all'",)),
+    ({"max_num_seqs": 0}, ("max_num_seqs=0", "1 or more")),
+    ({"block_size": 16.0}, ("block_size=16.0", "whole number")),
+    ({"max_model_len": 10_000}, ("max_model_len=10000", "256")),
+    ({"max_model_len": 1}, ("max_model_len=1",)),
+    ({"num_pages": 2}, ("num_pages=2", "14 pages of 16")),
+    ({"acceptance": "maybe"}, ("acceptance='maybe'", "exact", "rejection", "block", "typical")),
+    ({"kernels": "magic"}, ("kernels='magic'", "reference")),
+    ({"drafter": 5}, ("drafter=5", "ngram", "suffix")),
+    ({"prompt_template": "nothing like it"}, ("prompt_template='nothing like it'", "llama", "vicuna", "{input_text}")),
+]
+
+
+@pytest.mark.parametrize("given, named", OPTIONS, ids=lambda value: str(value)[:40])
+def test_a_bad_engine_option_is_refused(given: dict[str, Any], named: tuple[str, ...]) -> None:
+    with pytest.raises(OptionError) as caught:
+        tiny_llm(**given)
+    assert_sentence(caught.value, *named)
+
+
+@pytest.mark.parametrize(
+    "given", [{"seed": "x"}, {"prompt_template": 5}, {"prompt_template": "x" * 300}, {"dtype": []}], ids=str
+)
+@pytest.mark.xfail(strict=True, reason="not checked, so Python's own error comes through or nothing does")
+def test_an_engine_option_of_the_wrong_kind_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(PacelineError) as caught:
+        tiny_llm(**given)
+    assert_sentence(caught.value, next(iter(given)))
+
+
+@pytest.mark.parametrize("given", [5, None, {"a": 1}])
+def test_a_model_that_is_none_is_refused(given: Any) -> None:
+    with pytest.raises(OptionError) as caught:
+        LLM(given)
+    assert_sentence(caught.value, type(given).__name__, "path")
+
+
+def test_first_of_needs_two_drafters() -> None:
+    for given in ((), (NGram(),)):
+        with pytest.raises(OptionError) as caught:
+            FirstOf(*given)
+        assert_sentence(caught.value, "two drafters or more", f"got {len(given)}")
+    with pytest.raises(OptionError) as caught:
+        FirstOf(NGram(), None)
+    assert_sentence(caught.value, "None")
+
+
+def test_block_acceptance_refuses_a_drafter_of_trees_and_keeps_the_one_it_has() -> None:
+    llm = tiny_llm(NGram(2), acceptance="block", max_model_len=32)
+    before = llm.engine.drafter
+    with pytest.raises(OptionError) as caught:
+        llm.set_drafter(Hopeless({}, 4, trees=True))
+    assert_sentence(caught.value, "acceptance='block'", "'hopeless'", "trees")
+    with pytest.raises(OptionError):
+        llm.set_drafter(FirstOf(Suffix(), Hopeless({}, 4, trees=True)))
+    assert llm.engine.drafter is before
+    assert_works(llm)
+
+
+# Files.
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A good tiny checkpoint, to be spoilt."""
+    tiny_model().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def load(folder: Path) -> LLM:
+    return LLM(str(folder), kernels="reference", max_model_len=32)
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def configure(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def refuse(folder: Path, *named: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load(folder)
+    assert_sentence(caught.value, *named)
+
+
+def test_a_good_folder_loads(folder: Path) -> None:
+    assert_works(load(folder))
+
+
+def test_a_missing_path_is_refused(tmp_path: Path) -> None:
+    refuse(tmp_path / "nowhere", "nowhere", "not found")
+    (tmp_path / "notes.txt").write_text("hello")
+    refuse(tmp_path / "notes.txt", "notes.txt", ".gguf")
+    refuse(tmp_path, "config.json")
+
+
+def test_a_folder_without_weights_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    refuse(folder, "no weights", "model.safetensors", "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[: len(data) // 2], lambda data: b"\xff" * 64 + data[64:], lambda data: b""]
+)
+def test_a_corrupt_safetensors_file_is_refused(folder: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    refuse(folder, "model.safetensors", "cannot be read")
+
+
+def as_bin(folder: Path) -> Path:
+    path = folder / "pytorch_model.bin"
+    torch.save(load_file(folder / "model.safetensors"), path)
+    (folder / "model.safetensors").unlink()
+    return path
+
+
+def test_a_bin_file_loads_and_a_truncated_one_is_refused(folder: Path) -> None:
+    path = as_bin(folder)
+    assert_works(load(folder))
+    data = path.read_bytes()
+    for cut in (len(data) // 2, 10, 0):
+        path.write_bytes(data[:cut])
+        refuse(folder, "pytorch_model.bin")
+
+
+@pytest.mark.xfail(strict=True, reason="mmap=True refuses every file in the format of before PyTorch 1.6")
+def test_a_bin_file_in_the_old_format_loads(folder: Path) -> None:
+    path = as_bin(folder)
+    torch.save(torch.load(path, weights_only=True), path, _use_new_zipfile_serialization=False)
+    assert_works(load(folder))
+
+
+class Trap:
+    """What an evil pickle does: run something while it is read."""
+
+    def __reduce__(self) -> Any:
+        return (Path.mkdir, (Path("trap-was-sprung"),))
+
+
+@pytest.mark.parametrize("how", ["torch", "pickle"])
+def test_a_bin_file_with_code_is_refused_and_the_code_not_run(
+    folder: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    path = as_bin(folder)
+    if how == "torch":
+        torch.save({"lm_head.weight": Trap()}, path)
+    else:
+        path.write_bytes(pickle.dumps({"lm_head.weight": Trap()}))
+    refuse(folder, "pytorch_model.bin")
+    assert not Path("trap-was-sprung").exists()
+    torch.save({"lm_head.weight": Trap()}, folder / "proof.bin")
+    torch.load(folder / "proof.bin", weights_only=False)
+    assert Path("trap-was-sprung").exists(), "the trap works, where it is let"
+
+
+def test_a_bin_file_of_something_else_is_refused(folder: Path) -> None:
+    path = as_bin(folder)
+    for other in ([1, 2], {"lm_head.weight": 5}, torch.zeros(3)):
+        torch.save(other, path)
+        refuse(folder, "pytorch_model.bin", "dictionary of tensors")
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    rewrite(folder, lambda state: state.pop("model.layers.1.mlp.down_proj.weight"))
+    refuse(folder, "model.layers.1.mlp.down_proj.weight", "lacks")
+
+
+def test_a_tensor_of_the_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
+    rewrite(folder, lambda state: state.update({"model.norm.weight": torch.zeros(31)}))
+    refuse(folder, "model.norm.weight", "[31]", "[32]")
+
+
+def test_a_tensor_nobody_needs_is_reported_and_the_model_works(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rewrite(folder, lambda state: state.update({"model.extra.weight": torch.zeros(2)}))
+    with caplog.at_level(logging.WARNING, "paceline"):
+        llm = load(folder)
+    assert [record.getMessage() for record in caplog.records if "model.extra.weight" in record.getMessage()]
+    assert_works(llm)
+
+
+def test_a_shard_the_index_names_but_nobody_has_is_refused(folder: Path) -> None:
+    shutil.move(folder / "model.safetensors", folder / "part-1.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}}))
+    refuse(folder, "part-2.safetensors", "does not exist")
+    for broken in ("{", "[]", "{}", '{"weight_map": 5}'):
+        index.write_text(broken)
+        refuse(folder, "index")
+
+
+@pytest.mark.parametrize("text", ["{", "", "[]", "null", '"llama"', "\x00"])
+def test_a_corrupt_config_is_refused(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    refuse(folder, "config.json")
+
+
+def test_a_config_that_is_not_text_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_bytes(b"\xff\xfe\x80")
+    refuse(folder, "config.json")
+
+
+def test_an_unsupported_model_is_refused_naming_those_supported(folder: Path) -> None:
+    configure(folder, model_type="mamba")
+    refuse(folder, "'mamba'", "llama", "qwen2", "gpt2", "opt")
+    with pytest.raises(CheckpointError) as caught:
+        LLM(
+            transformers.GPTNeoXForCausalLM(
+                transformers.GPTNeoXConfig(
+                    vocab_size=97, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+                )
+            )
+        )
+    assert_sentence(caught.value, "'gpt_neox'", "llama")
+
+
+def test_unsupported_rope_scaling_is_refused(folder: Path) -> None:
+    configure(folder, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
+    refuse(folder, "'dynamic'", "default, linear, llama3")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param(
+            {"hidden_size": "wide"},
+            marks=pytest.mark.xfail(strict=True, reason="read_config hands on a message of two lines"),
+        ),
+        {"num_hidden_layers": 3},
+        {"vocab_size": 90},
+        {"hidden_act": "cube"},
+    ],
+    ids=str,
+)
+def test_a_config_that_does_not_fit_the_weights_is_refused(folder: Path, values: dict[str, Any]) -> None:
+    configure(folder, **values)
+    refuse(folder)
+
+
+def test_a_draft_model_with_another_vocabulary_is_refused_naming_the_first_id_that_differs() -> None:
+    llm = LLM(tiny_model(vocab=NUM_IDS), None, tokenizer(), kernels="reference", max_model_len=32)
+    other = transformers.PreTrainedTokenizerFast(tokenizer_object=swapped(tokenizer().backend_tokenizer, 40, 41))
+    with pytest.raises(VocabularyError) as caught:
+        llm.set_drafter(DraftModel(tiny_model(layers=1, vocab=NUM_IDS), tokenizer=other))
+    assert_sentence(caught.value, "id 40", "cross_vocabulary=True")
+    assert llm.engine.drafter is None
+    assert len(llm.generate([PROMPT], SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
+
+
+def swapped(backend: Any, one: int, other: int) -> Any:
+    """A copy of a tokenizer in which two tokens have changed places."""
+    from tokenizers import Tokenizer
+
+    data = json.loads(backend.to_str())
+    vocab = data["model"]["vocab"]
+    first, second = (next(text for text, index in vocab.items() if index == wanted) for wanted in (one, other))
+    vocab[first], vocab[second] = other, one
+    return Tokenizer.from_str(json.dumps(data))

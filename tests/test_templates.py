@@ -1,0 +1,191 @@
+"""Conversations as prompts: the tokenizer's own template, ours, strings and Jinja files."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import LLM, SamplingParams
+from paceline.errors import OptionError
+from paceline.templates import Message, PromptTemplate
+from tests.engine.test_detokenizer import NUM_IDS, tokenizer
+from tests.fakes import tiny_llm, tiny_model
+
+OWN = (
+    "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+REFUSING = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system message') }}{% endif %}ok"
+
+
+def say(*turns: str, first: str = "user") -> list[Message]:
+    other = {"user": "assistant", "assistant": "user", "system": "user"}
+    roles = [first]
+    for _ in turns[1:]:
+        roles.append(other[roles[-1]])
+    return [{"role": role, "content": text} for role, text in zip(roles, turns)]
+
+
+@functools.cache
+def with_template(template: str | None) -> Any:
+    import copy
+
+    own = copy.deepcopy(tokenizer())
+    own.chat_template = template
+    return own
+
+
+def render(given: str | None, messages: list[Message], own: str | None = None) -> str:
+    return PromptTemplate(given, with_template(own)).render(messages)
+
+
+def test_the_tokenizers_own_template_is_used_and_brings_its_special_tokens() -> None:
+    template = PromptTemplate(None, with_template(OWN))
+    assert template.own
+    assert template.render(say("hi", "yes?", "ride")) == "<s><user>hi<assistant>yes?<user>ride<assistant>"
+
+
+@pytest.mark.parametrize(
+    "messages, expected",
+    [
+        (say("hi"), "[INST] hi [/INST]"),
+        (say("be brief", "hi", first="system"), "<<SYS>>\nbe brief\n<</SYS>>\n\n[INST] hi [/INST]"),
+        (say("hi", "hello", "bye"), "[INST] hi [/INST] hello [INST] bye [/INST]"),
+    ],
+)
+def test_the_llama_template(messages: list[Message], expected: str) -> None:
+    assert render("llama", messages) == expected
+    assert not PromptTemplate("llama", tokenizer()).own
+
+
+VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions. "
+)
+
+
+@pytest.mark.parametrize(
+    "messages, expected",
+    [
+        (say("hi"), VICUNA + "USER: hi ASSISTANT:"),
+        (say("be brief", "hi", first="system"), "be brief USER: hi ASSISTANT:"),
+        (say("hi", "hello", "bye"), VICUNA + "USER: hi ASSISTANT: hello</s>USER: bye ASSISTANT:"),
+    ],
+)
+def test_the_vicuna_template(messages: list[Message], expected: str) -> None:
+    assert render("vicuna", messages) == expected
+
+
+def test_a_named_template_goes_before_the_tokenizers_own() -> None:
+    assert render("llama", say("hi"), own=OWN) == "[INST] hi [/INST]"
+
+
+@pytest.mark.parametrize("content", ["hi", "{input_text}", "{{ braces }} {0} %s", ""])
+def test_a_template_string_takes_the_message_as_it_is(content: str) -> None:
+    assert render("Q: {input_text}\nA:", say(content)) == f"Q: {content}\nA:"
+
+
+def test_a_template_string_refuses_a_conversation_of_several_turns() -> None:
+    with pytest.raises(OptionError, match="one message, but the conversation has 3"):
+        render("Q: {input_text}", say("a", "b", "c"))
+
+
+def test_a_jinja_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jinja"
+    path.write_text("{{ bos_token }}{% for m in messages %}[{{ m.role }}|{{ m.content }}]{% endfor %}")
+    template = PromptTemplate(str(path), tokenizer())
+    assert template.own
+    assert template.render(say("hi", "yes?")) == "<s>[user|hi][assistant|yes?]"
+    path.write_text("{% for m in %}")
+    with pytest.raises(OptionError, match="refused") as caught:
+        render(str(path), say("hi"))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_template_is_refused_naming_what_is_allowed() -> None:
+    with pytest.raises(OptionError) as caught:
+        PromptTemplate("lama", tokenizer())
+    assert all(part in str(caught.value) for part in ("'lama'", "llama, vicuna", "{input_text}", "Jinja file"))
+
+
+@pytest.mark.parametrize("given", [None, "llama", "Q: {input_text}"])
+def test_an_empty_conversation_is_refused(given: str | None) -> None:
+    with pytest.raises(OptionError, match="empty; it needs at least one message"):
+        render(given, [], own=OWN)
+
+
+@pytest.mark.parametrize("message", [{"role": "user"}, {"content": "hi"}, "hi", None])
+def test_a_message_needs_a_role_and_a_content(message: Any) -> None:
+    with pytest.raises(OptionError, match="'role' and 'content'"):
+        render("llama", [message])
+
+
+def test_a_model_without_a_template_says_what_to_give() -> None:
+    with pytest.raises(OptionError, match="no chat template; give prompt_template="):
+        render(None, say("hi"))
+    with pytest.raises(OptionError, match="no chat template"):
+        tiny_llm().chat(say("hi"))
+
+
+def test_what_a_template_refuses_is_said_in_its_own_words() -> None:
+    with pytest.raises(OptionError, match="refused the conversation: no system message"):
+        render(None, say("be brief", "hi", first="system"), own=REFUSING)
+    assert render(None, say("hi"), own=REFUSING) == "ok"
+
+
+@pytest.mark.xfail(strict=True, reason="the first line of an empty message is looked for", raises=IndexError)
+def test_a_template_may_refuse_without_a_word() -> None:
+    with pytest.raises(OptionError, match="refused"):
+        render(None, say("hi"), own="{{ raise_exception('') }}")
+
+
+# Through the engine.
+
+
+def chatting(own: str | None, template: str | None = None) -> LLM:
+    return LLM(
+        tiny_model(vocab=NUM_IDS),
+        None,
+        with_template(own),
+        kernels="reference",
+        max_model_len=128,
+        prompt_template=template,
+    )
+
+
+FEW = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+
+
+def test_chat_takes_one_conversation_or_many_and_generates_from_the_rendered_text() -> None:
+    llm = chatting(OWN)
+    first, second = say("hi"), say("the", "END", "é")
+    one, (two, three) = llm.chat(first, FEW), llm.chat([first, second], FEW)
+    assert one[0].prompt == two.prompt == "<s><user>hi<assistant>"
+    assert one[0].outputs[0].token_ids == two.outputs[0].token_ids
+    assert three.prompt == "<s><user>the<assistant>END<user>é<assistant>"
+    ids = tokenizer().encode(two.prompt, add_special_tokens=False)
+    assert two.prompt_token_ids == ids and ids.count(tokenizer().bos_token_id) == 1
+    assert two.outputs[0].token_ids == llm.generate([ids], FEW)[0].outputs[0].token_ids
+
+
+def test_a_stream_takes_a_conversation() -> None:
+    llm = chatting(OWN)
+    whole = llm.chat(say("hi"), FEW)[0].outputs[0]
+    assert "".join(chunk.text for chunk in llm.stream(say("hi"), FEW)) == whole.text
+
+
+def test_a_prompt_template_wraps_plain_prompts_and_none_leaves_them() -> None:
+    assert chatting(None, "Q: {input_text} A:").generate("hi", FEW)[0].prompt == "Q: hi A:"
+    assert chatting(None, "llama").generate(["hi"], FEW)[0].prompt == "[INST] hi [/INST]"
+    assert chatting(OWN).generate(["hi"], FEW)[0].prompt == "hi"
+
+
+def test_a_refused_conversation_leaves_the_engine_working() -> None:
+    llm = chatting(REFUSING)
+    with pytest.raises(OptionError, match="no system message"):
+        llm.chat([say("hi"), say("be brief", first="system")], FEW)
+    assert not llm.engine.has_work
+    assert len(llm.chat(say("hi"), FEW)[0].outputs[0].token_ids) == 3
