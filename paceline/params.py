@@ -11,6 +11,7 @@ from paceline.errors import OptionError
 
 GREEDY_BELOW = 1e-6
 MAX_LOGPROBS = 1000
+LARGEST = 1e6  # for what is multiplied into float32 logits
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,11 @@ class SamplingParams:
         self._check_numbers()
         self._check_counts()
         self._check_tokens()
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        if any(not isinstance(text, str) or not text for text in stop):
+        stop = (self.stop,) if isinstance(self.stop, str) else _listed(self.stop)
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name}={getattr(self, name)!r} is not allowed; allowed: True or False")
+        if stop is None or any(not isinstance(text, str) or not text for text in stop):
             raise OptionError(f"stop={self.stop!r} is not allowed; allowed: a non-empty string or a list of them")
         object.__setattr__(self, "stop_strings", stop)
 
@@ -61,12 +65,12 @@ class SamplingParams:
         return self.temperature <= GREEDY_BELOW
 
     def _check_numbers(self) -> None:
-        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("temperature", self.temperature, 0.0, LARGEST)
         _number("top_p", self.top_p, 0.0, 1.0, open_below=True)
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_below=True)
+        _number("repetition_penalty", self.repetition_penalty, 1 / LARGEST, LARGEST)
 
     def _check_counts(self) -> None:
         _count("top_k", self.top_k, -1)
@@ -86,18 +90,22 @@ class SamplingParams:
 
     def _check_tokens(self) -> None:
         for name in ("stop_token_ids", "allowed_token_ids"):
-            value = getattr(self, name)
-            if value is not None and any(not _is_int(token) or token < 0 for token in value):
-                raise OptionError(f"{name}={value!r} is not allowed; allowed: a list of token ids")
+            if not _are_ids(_listed(getattr(self, name))):
+                raise OptionError(f"{name}={getattr(self, name)!r} is not allowed; allowed: a list of token ids")
         if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
             raise OptionError("allowed_token_ids=[] allows no token at all; leave it out or name at least one")
+        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
+            raise OptionError(f"logit_bias={self.logit_bias!r} is not allowed; allowed: a dictionary of token ids")
         for token, bias in (self.logit_bias or {}).items():
-            if not _is_int(token) or token < 0 or isinstance(bias, bool) or not math.isfinite(bias):
+            if not _is_int(token) or token < 0 or not _is_number(bias) or abs(bias) > LARGEST:
                 raise OptionError(
-                    f"logit_bias={{{token!r}: {bias!r}}} is not allowed; allowed: token id → finite number"
+                    f"logit_bias={{{token!r}: {bias!r}}} is not allowed; allowed: token id → number within ±{LARGEST:g}"
                 )
-        if isinstance(self.bad_words, str) or any(len(word) == 0 for word in self.bad_words or ()):
-            raise OptionError(f"bad_words={self.bad_words!r} is not allowed; allowed: a list of non-empty words")
+        words = _listed(self.bad_words)
+        if words is None or not all(_is_word(word) for word in words):
+            raise OptionError(
+                f"bad_words={self.bad_words!r} is not allowed; allowed: a list of words or token id lists"
+            )
 
 
 def params_from(options: Mapping[str, Any]) -> SamplingParams:
@@ -107,7 +115,7 @@ def params_from(options: Mapping[str, Any]) -> SamplingParams:
     known = [item.name for item in fields(SamplingParams) if item.init]
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; allowed: {', '.join(known)}"
             raise OptionError(f"sampling parameter {name!r} is not known{hint}")
     return SamplingParams(**options)
@@ -117,10 +125,35 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_number(value: Any) -> bool:
+    """A number that a float can hold; 10**400 is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _listed(value: Any) -> tuple[Any, ...] | None:
+    """A list as a tuple, nothing as an empty one; None: it is no list."""
+    if value is None:
+        return ()
+    fine = isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes)
+    return tuple(value) if fine else None
+
+
+def _are_ids(value: tuple[Any, ...] | None) -> bool:
+    return value is not None and all(_is_int(token) and token >= 0 for token in value)
+
+
+def _is_word(word: Any) -> bool:
+    return bool(word) if isinstance(word, str) else bool(_listed(word)) and _are_ids(_listed(word))
+
+
 def _number(name: str, value: Any, low: float, high: float, *, open_below: bool = False) -> None:
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not fine or value < low or value > high or (open_below and value == low):
-        bounds = f"{'above' if open_below else 'from'} {low:g}" + ("" if math.isinf(high) else f" up to {high:g}")
+    if not _is_number(value) or value < low or value > high or (open_below and value == low):
+        bounds = f"{'above' if open_below else 'from'} {low:g} up to {high:g}"
         raise OptionError(f"{name}={value!r} is not allowed; allowed: a number {bounds}")
 
 

@@ -1,5 +1,17 @@
 """One thread a test process: tiny tensors gain nothing from more, and the suite itself runs in parallel."""
 
+from typing import Any
+
 import torch
 
 torch.set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What tests want people to see (histograms of what was accepted), also when they ran in other processes."""
+    reports = [*terminalreporter.stats.get("passed", []), *terminalreporter.stats.get("failed", [])]
+    shown = sorted(value for report in reports for name, value in report.user_properties if name == "shown")
+    if shown:
+        terminalreporter.section("shown by tests")
+        for line in shown:
+            terminalreporter.write_line(line)

@@ -26,19 +26,28 @@ MEANINGS = {
     "bonus": "the target's own, after a draft accepted whole",
     "plain": "no draft",
 }
+FEW = 10  # a share of fewer drafts than these says little
 MAX_SHOWN = 120  # tokens of an answer worth showing
+
+
+def labels(result: Comparison) -> list[str]:
+    """Variants' names, short where that says enough: the word before the options, unless two share it."""
+    names = [measured.variant.name for measured in result.measured]
+    words = [Path(name.partition(":")[0]).name for name in names]
+    full = [name.replace(":", "\n").replace(",", "\n") for name in names]
+    return [word if words.count(word) == 1 else long for word, long in zip(words, full)]
 
 
 def table(result: Comparison) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    shown.add_column("variant", overflow="fold", vertical="top")
+    shown.add_column("variant", overflow="fold")
     for name in ("time", "tokens/s", "speed-up", "tokens per\nforward", "acceptance", "identical"):
         shown.add_column(name, justify="right", no_wrap=True)
     total = len(result.plan.prompts)
-    for measured in result.measured:
+    for measured, label in zip(result.measured, labels(result)):
         stats, same = measured.stats, result.num_identical(measured)
         shown.add_row(
-            Text(measured.variant.name.replace(":", " ").replace(",", " ")),  # spaces, so that it can be wrapped
+            Text(label),
             f"{measured.seconds:.2f} s",
             f"{measured.tokens_per_second:.1f}",
             f"{result.speed_up(measured):.2f}×",
@@ -150,7 +159,8 @@ def answer(result: Comparison, tokenizer: Any) -> Text | None:
     output = measured.passes[0].outputs[number]
     told = output.provenance
     shown = Text()
-    shown.append(f"{result.plan.names[number]}, {measured.variant.name}: ", style="bold")
+    name = labels(result)[result.measured.index(measured)].replace("\n", " ")
+    shown.append(f"{result.plan.names[number]}, {name}: ", style="bold")
     shown.append(f"{len(output.token_ids)} tokens in {output.stats.rounds} forwards, the same text as plain\n\n")
     shown.append_text(colour(output, tokenizer))
     shown.append("\n")
@@ -190,16 +200,17 @@ def plot(result: Comparison, path: Path, title: str) -> None:
     from matplotlib import pyplot
 
     drafted = any(sum(measured.stats.proposed) for measured in result.measured)
-    labels = _labels([measured.variant.name for measured in result.measured])
+    names = labels(result)
     colours = [GREY if m.variant.name == PLAIN else PALETTE[(i - 1) % 6] for i, m in enumerate(result.measured)]
     with pyplot.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
         figure, axes = pyplot.subplots(
             1, 2 if drafted else 1, figsize=(10.5 if drafted else 5.5, 4.4), layout="constrained", squeeze=False
         )
         try:
-            _plot_speed(axes[0, 0], result, labels, colours)
+            _plot_speed(axes[0, 0], result, names, colours)
             if drafted:
-                _plot_acceptance(axes[0, 1], result, labels, colours)
+                _plot_acceptance(axes[0, 1], result, names, colours)
+            figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
             figure.suptitle(title, fontsize=11, wrap=True)
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=150)
@@ -207,7 +218,7 @@ def plot(result: Comparison, path: Path, title: str) -> None:
             pyplot.close(figure)
 
 
-def _plot_speed(axis: Any, result: Comparison, labels: list[str], colours: list[str]) -> None:
+def _plot_speed(axis: Any, result: Comparison, names: list[str], colours: list[str]) -> None:
     speeds = [measured.tokens_per_second for measured in result.measured]
     bars = axis.bar(range(len(speeds)), speeds, color=colours, width=0.62)
     for place, (measured, bar) in enumerate(zip(result.measured, bars)):
@@ -217,28 +228,37 @@ def _plot_speed(axis: Any, result: Comparison, labels: list[str], colours: list[
             axis.errorbar(place, speeds[place], yerr=spread, color="black", linewidth=1, capsize=3)
         text = f"{speeds[place]:.1f}" if place == 0 else f"{speeds[place]:.1f}\n{result.speed_up(measured):.2f}×"
         middle = bar.get_x() + bar.get_width() / 2
-        axis.text(middle, bar.get_height() / 2, text, ha="center", va="center", color="white", weight="bold")
-    axis.set_xticks(range(len(labels)), labels)
+        ink = "white" if _is_dark(colours[place]) else "black"
+        axis.text(middle, bar.get_height() / 2, text, ha="center", va="center", color=ink, weight="bold")
+    axis.set_xticks(range(len(names)), names)
     axis.set_ylabel("tokens per second")
-    axis.set_title("Speed (times plain decoding)", fontsize=11)
+    axis.set_title("Speed, and how many times plain decoding", fontsize=11)
     axis.set_ylim(0, max(speeds) * 1.12)
+
+
+def _is_dark(colour_: str) -> bool:
+    """Whether white reads better on it than black, by the eye's weighting of red, green and blue."""
+    red, green, blue = (int(colour_[place : place + 2], 16) for place in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 140
 
 
 def _speed(done: Pass) -> float:
     return done.tokens / done.seconds
 
 
-def _plot_acceptance(axis: Any, result: Comparison, labels: list[str], colours: list[str]) -> None:
-    deepest = 1
-    for place, (measured, label, colour_) in enumerate(zip(result.measured, labels, colours)):
-        shares = measured.stats.acceptance_by_position
-        if shares:
-            positions = range(1, len(shares) + 1)
-            marker = MARKERS[(place - 1) % len(MARKERS)]
-            flat = label.replace("\n", " ")
-            axis.plot(positions, shares, marker=marker, color=colour_, label=flat, linewidth=2, markersize=6)
-            deepest = max(deepest, len(shares))
-    step = 1 if deepest <= 10 else 2 if deepest <= 20 else 5
+def _plot_acceptance(axis: Any, result: Comparison, names: list[str], colours: list[str]) -> None:
+    deepest, few = 1, False
+    for place, (measured, name) in enumerate(zip(result.measured, names)):
+        stats, look = measured.stats, {"color": colours[place], "marker": MARKERS[(place - 1) % len(MARKERS)]}
+        shares = stats.acceptance_by_position
+        if not shares:
+            continue
+        positions = range(1, len(shares) + 1)
+        axis.plot(positions, shares, label=name.replace("\n", " "), linewidth=2, markersize=6, **look)
+        rare = [position for position in positions if stats.proposed[position - 1] < FEW]
+        axis.plot(rare, [shares[position - 1] for position in rare], linestyle="", markerfacecolor="white", **look)
+        deepest, few = max(deepest, len(shares)), few or bool(rare)
+    step = 1 if deepest <= 16 else 5
     axis.set_xticks(range(1, deepest + 1, step))
     axis.set_ylim(0, 1.02)
     axis.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0], ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"])
@@ -247,13 +267,4 @@ def _plot_acceptance(axis: Any, result: Comparison, labels: list[str], colours: 
     axis.set_xlabel("position in the draft")
     axis.set_ylabel("accepted, of those proposed there")
     axis.set_title("Acceptance by draft position", fontsize=11)
-    axis.legend(frameon=False)
-
-
-def _labels(names: list[str]) -> list[str]:
-    """Short where that says enough: the word before the options, unless two variants share it."""
-    words = [Path(name.partition(":")[0]).name for name in names]
-    return [
-        word if words.count(word) == 1 else name.replace(":", "\n").replace(",", "\n")
-        for word, name in zip(words, names)
-    ]
+    axis.legend(frameon=False, title=f"hollow: fewer than {FEW} drafts" if few else None, title_fontsize=9)

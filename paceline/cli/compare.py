@@ -129,9 +129,18 @@ def write(result: Comparison, folder: Path, options: dict[str, Any], console: Co
     data = {"command": command, **machine.record(), "options": options, **report.record(result)}
     report.write_json(folder / "results.json", data)
     try:
-        report.plot(result, folder / "compare.png", f"{options['model']} on {machine.summary()}")
+        report.plot(result, folder / "compare.png", describe(result, options))
     except ImportError:
         console.print("compare.png was not drawn: matplotlib is not installed (pip install 'paceline[bench]')")
+
+
+def describe(result: Comparison, options: dict[str, Any]) -> str:
+    """What was measured where, as the picture's title."""
+    from paceline.bench import machine
+
+    name, count = Path(options["model"]).name, len(result.plan.prompts)
+    asked = f"{count} prompts, at most {options['max_tokens']} tokens each, {options['batch_size']} at a time"
+    return f"{name} on {machine.summary()}\n{asked}"
 
 
 def show_result(result: Comparison, llm: LLM, with_answer: bool) -> None:

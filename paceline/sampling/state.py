@@ -51,11 +51,12 @@ class SamplerState:
 
     def set(self, slot: int, params: SamplingParams, words: Words, seed: int, sample: int) -> None:
         self.params[slot], self.words[slot] = params, words
-        floats = (1.0 if params.greedy else params.temperature, params.top_p, params.min_p)
+        greedy = params.greedy  # then nothing after the penalties may touch its rows
+        floats = (1.0, 1.0, 0.0) if greedy else (params.temperature, params.top_p, params.min_p)
         penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
         self._floats[slot] = torch.tensor([*floats, *penalties], dtype=torch.float32)
         signed = seed - 2**64 if seed >= 2**63 else seed
-        ints = [max(params.top_k, 0), params.min_tokens, signed, sample, int(params.greedy)]
+        ints = [0 if greedy else max(params.top_k, 0), params.min_tokens, signed, sample, int(greedy)]
         self._ints[slot] = torch.tensor(ints, dtype=torch.int64)
         if params.logit_bias or params.allowed_token_ids is not None:
             if self.bias is None:

@@ -183,7 +183,7 @@ def _block(judged: Judged, choices: Tensor) -> tuple[Tensor, Tensor]:
             rest = (ratio[:, None] * after - _drawn_from(judged, node + 1, after)).clamp(min=0)
         mass = rest.sum(1)
         whole = mass + 1 - ratio
-        chance = torch.where(last, ratio, torch.where(whole > 0, mass / whole, 1.0))
+        chance = torch.where(last, ratio, torch.where(whole == 0, 1.0, mass / whole))
         depth = torch.full_like(best, node + 1)
         hit = (node < sizes) & (_coin(judged, node, depth) <= chance)
         best = torch.where(hit, node + 1, best)

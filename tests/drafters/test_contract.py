@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 
@@ -64,22 +65,18 @@ def test_a_prefix_hit_and_a_budget_of_zero_change_no_token(name: str, batch: int
 @pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_replay_accepts_every_length_and_every_branch(
-    setting: str, trees: bool, capsys: pytest.CaptureFixture[str]
+    setting: str, trees: bool, record_property: Callable[[str, object], None]
 ) -> None:
     """The honesty of the suite: equality is only worth something if everything that can be accepted was."""
-    total = Replay(recorded(3, setting), seed=0, trees=trees)
-    llm = tiny_llm(total)
-    for round_ in range(12):
-        total.random.seed(round_)
+    replay = Replay(recorded(3, setting), seed=0, trees=trees)
+    llm = tiny_llm(replay)
+    for number in range(12):
+        replay.random.seed(number)
         assert outputs_of(llm, 3, setting) == plain(3, setting)
-    with capsys.disabled():
-        print(
-            f"\n{setting}, {'tree' if trees else 'chain'}: accepted {dict(sorted(total.histogram.lengths.items()))}",
-            end="",
-        )
-        print(f", branches {dict(sorted(total.histogram.branches.items()))}", end=" ")
-    assert set(total.histogram.lengths) >= set(range(Replay.max_depth + 1))
-    assert set(total.histogram.branches) == set(range(Replay.max_siblings if trees else 1))
+    lengths, branches = (dict(sorted(c.items())) for c in (replay.histogram.lengths, replay.histogram.branches))
+    record_property("shown", f"{setting}, {'tree' if trees else 'chain'}: accepted {lengths}, branches {branches}")
+    assert set(lengths) >= set(range(Replay.max_depth + 1))
+    assert set(branches) == set(range(Replay.max_siblings if trees else 1))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -15,7 +15,7 @@ from paceline.drafters.base import Context
 from paceline.outputs import CompletionOutput
 from paceline.prompts import Prompt
 from tests.engine.test_detokenizer import NUM_IDS, tokenizer
-from tests.fakes import VOCAB, Oracle, tiny_llm, tiny_model
+from tests.fakes import VOCAB, Oracle, make_late, tiny_llm, tiny_model
 
 PROMPT = [5, 9, 22, 41, 7, 3, 80, 61]
 LONG = [(7 * i + 3) % VOCAB for i in range(40)]
@@ -191,6 +191,13 @@ def test_nothing_after_a_stop_inside_an_accepted_run_is_ever_reported() -> None:
     assert_empty(llm)
 
 
+@pytest.mark.xfail(strict=True, reason="RoundRecord.accepted counts nodes behind the stop; emitted does not")
+def test_the_engines_record_of_a_round_stops_where_the_text_does() -> None:
+    llm = tiny_llm(Watched([PROMPT], 12))
+    run(llm, PROMPT, temperature=0.0, max_tokens=20, stop_token_ids=plain(PROMPT, 5)[4:])
+    assert all(record.accepted <= record.emitted for record in llm.engine.stats.recent)
+
+
 # Samples and seeds.
 
 
@@ -309,14 +316,17 @@ def test_a_stream_says_what_generate_says(n: int) -> None:
     assert_empty(speaking())
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("drafter", [None, NGram(3, max_match=1)])
-def test_leaving_a_stream_in_the_middle_frees_everything(drafter: Any) -> None:
-    llm = tiny_llm(drafter)
+def test_leaving_a_stream_in_the_middle_frees_everything(drafter: Any, late: bool) -> None:
+    llm = make_late(tiny_llm(drafter)) if late else tiny_llm(drafter)
     stream = llm.stream(LONG, SamplingParams(max_tokens=50, n=2, ignore_eos=True))
     for _ in range(5):
         next(stream)
     assert llm.engine.scheduler.pool.num_available < llm.engine.scheduler.pool.num_pages
     stream.close()
+    while llm.engine.has_work:  # a round in flight still has its pages
+        assert late and llm.step() == []
     assert_empty(llm)
     assert run(llm, PROMPT, temperature=0.0, max_tokens=4).token_ids == plain(PROMPT, 4)
 
@@ -326,16 +336,21 @@ def test_an_unknown_request_may_be_aborted(llm: LLM) -> None:
     assert_empty(llm)
 
 
-@pytest.mark.xfail(strict=True, reason="a stream drops the updates of all other requests", raises=AssertionError)
-def test_two_streams_side_by_side_both_get_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = tiny_llm()
+def never_idle(llm: LLM, patch: pytest.MonkeyPatch) -> LLM:
+    """Fail instead of waiting for ever for an update that will not come."""
     step = llm.engine.step
 
     def checked() -> Any:
-        assert llm.engine.has_work, "a stream waits for updates that another one was given"
+        assert llm.engine.has_work, "somebody waits for an update that was lost"
         return step()
 
-    monkeypatch.setattr(llm.engine, "step", checked)
+    patch.setattr(llm.engine, "step", checked)
+    return llm
+
+
+@pytest.mark.xfail(strict=True, reason="a stream drops the updates of all other requests", raises=AssertionError)
+def test_two_streams_side_by_side_both_get_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = never_idle(tiny_llm(), monkeypatch)
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     streams = [llm.stream(PROMPT, params), llm.stream(LONG, params)]
     got: list[list[int]] = [[], []]
@@ -379,6 +394,13 @@ def test_preempted_requests_say_the_same(drafted: bool) -> None:
     assert_empty(llm)
 
 
+def test_the_engine_counts_preemptions() -> None:
+    llm = tiny_llm(block_size=4, num_pages=10, max_model_len=34)
+    prompts = [LONG[n : n + 10] for n in range(4)]
+    results = llm.generate(prompts, SamplingParams(max_tokens=20, ignore_eos=True))
+    assert llm.engine.scheduler.num_preemptions == sum(result.outputs[0].stats.preemptions for result in results) > 0
+
+
 MIXED: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.3, "seed": 1, "top_k": 5},
@@ -412,17 +434,19 @@ def test_a_request_may_ask_for_shorter_drafts(most: int | None, longest: int) ->
         assert {told.kind for told in output.provenance} == {"plain"} and output.stats.rounds == 12
 
 
-def test_the_drafter_may_change_in_the_middle_of_a_stream() -> None:
-    llm = tiny_llm()
+@pytest.mark.parametrize("late", [False, True])
+def test_the_drafter_may_change_in_the_middle_of_a_stream(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = never_idle(make_late(tiny_llm()) if late else tiny_llm(), monkeypatch)
     turns: list[Any] = [Watched([LONG], 2), "suffix", None, NGram(2, max_match=1), Watched([LONG], 3)]
-    tokens: list[int] = []
-    for chunk in llm.stream(LONG, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)):
-        tokens += chunk.token_ids
-        if turns:
+    tokens: list[list[int]] = [[], []]
+    told: set[str | None] = set()
+    for chunk in llm.stream(LONG, SamplingParams(temperature=0.0, max_tokens=20, n=2, ignore_eos=True)):
+        tokens[chunk.index] += chunk.token_ids
+        told |= {item.drafter for item in chunk.provenance}
+        if turns and len(tokens[1]):
             llm.set_drafter(turns.pop(0))
-    assert tokens == plain(LONG, 20)
-    assert not turns and chunk.output is not None
-    assert {told.drafter for told in chunk.output.provenance} >= {None, "oracle"}
+    assert tokens == [plain(LONG, 20)] * 2
+    assert not turns and told >= {None, "oracle"}
 
 
 def test_a_request_that_rules_out_every_token_ends_alone_with_a_sentence() -> None:

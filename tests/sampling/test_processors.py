@@ -306,7 +306,6 @@ def test_a_greedy_slot_keeps_its_likeliest_token_among_sampled_ones() -> None:
     assert int(found[0].argmax()) == int(logits[0].argmax())
 
 
-@pytest.mark.xfail(strict=True, reason="SamplerState.set stores a greedy slot's top_k, top_p and min_p")
 def test_a_greedy_slots_unused_limits_leave_its_row_alone_in_any_company() -> None:
     """Greedy slots do not ask for min-p, top-k or top-p, so no neighbour may turn those on for them."""
     found, logits = greedy_among_sampled(SamplingParams(temperature=0.0, top_k=3, top_p=0.4, min_p=0.3))

@@ -18,7 +18,7 @@ from paceline.errors import OptionError
 from paceline.params import SamplingParams
 from paceline.sampling import verify as rules
 from paceline.sampling.noise import ACCEPT, RESIDUAL, SAMPLE
-from paceline.sampling.verify import Judged, Verdict, argmax, check_acceptance, verify
+from paceline.sampling.verify import ACCEPTANCE, Judged, Verdict, argmax, check_acceptance, verify
 from tests.sampling.checks import STATED, Case, Dist, Models, V, make_judged, normed, random_tree
 from tests.sampling.test_noise import stated_uniform
 
@@ -301,9 +301,7 @@ def test_typical_accepts_the_longest_path_of_likely_enough_tokens() -> None:
 
 # Edges
 
-ACCEPTS_NAN = pytest.mark.xfail(strict=True, reason="_block accepts a node after a row of NaN: its chance becomes 1")
-BROKEN = [(name, temperature) for name in ("exact", "rejection", "typical") for temperature in (0.0, 1.0)]
-BROKEN += [("block", 0.0), pytest.param("block", 1.0, marks=ACCEPTS_NAN)]
+BROKEN = [(name, temperature) for name in ACCEPTANCE for temperature in (0.0, 1.0)]
 
 
 @pytest.mark.parametrize("broken", [-math.inf, math.nan], ids=["ruled out", "NaN"])

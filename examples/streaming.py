@@ -1,0 +1,13 @@
+import sys
+
+from paceline import LLM, NGram, SamplingParams
+
+MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
+
+llm = LLM(MODEL, drafter=NGram(num_draft_tokens=5, min_match=1, max_match=3))
+messages = [{"role": "user", "content": "Say this three times: the quick brown fox jumps over the lazy dog."}]
+
+for chunk in llm.stream(messages, SamplingParams(temperature=0, max_tokens=64)):
+    print(chunk.text, end="", flush=True)
+    if chunk.output is not None:  # the last chunk carries the whole answer
+        print(f"\n\nended by {chunk.output.finish_reason} after {chunk.output.stats.rounds} forwards")

@@ -1,0 +1,233 @@
+"""`paceline compare`, from options to files."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from paceline import NGram, SamplingParams, Suffix
+from paceline.bench import compare as bench
+from paceline.bench.prompts import BUILT_IN
+from paceline.cli import app
+from paceline.llm import LLM
+
+RUNNER = CliRunner()
+NGRAM = "ngram:max_match=3,min_match=1,num_draft_tokens=4"
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    rows = ["the rider in front", "the rider behind rests and the rider", "then the next rider"]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
+    return path
+
+
+def run(checkpoint: Path, folder: Path, *words: str) -> Result:
+    fixed = ["compare", "--model", str(checkpoint), "--output", str(folder), "--max-tokens", "20"]
+    return RUNNER.invoke(app, [*fixed, *words])
+
+
+def read(folder: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return data
+
+
+def test_a_comparison_writes_its_table_its_json_and_its_picture(
+    checkpoint: Path, dataset: Path, tmp_path: Path
+) -> None:
+    words = ["--drafter", NGRAM, "--drafter", "suffix", "--dataset-path", str(dataset), "--rounds", "2"]
+    result = run(checkpoint, tmp_path / "out", *words)
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.stdout.splitlines() if "×" in line]
+    assert [row[0] for row in rows] == ["plain", "ngram", "suffix"]
+    assert [row[-1] for row in rows] == ["3/3"] * 3
+    assert "differs" not in result.stdout
+    assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
+    data = read(tmp_path / "out")
+    assert data["interrupted"] is False
+    assert data["options"]["rounds"] == 2
+    assert data["options"]["dataset_path"] == str(dataset)
+    assert data["command"].startswith("paceline ")
+    plain, ngram, suffix = data["variants"]
+    assert (ngram["drafter"], suffix["drafter"]) == (repr(NGram(4, 1, 3)), repr(Suffix()))
+    for variant in data["variants"]:
+        assert len(variant["seconds"]) == 2
+        assert variant["identical"] == 3
+        assert [answer["token_ids"] for answer in variant["answers"]] == [a["token_ids"] for a in plain["answers"]]
+        assert all(answer["identical"] for answer in variant["answers"])
+
+
+def test_the_answers_are_what_the_model_says_in_its_chat_template(
+    checkpoint: Path, dataset: Path, tmp_path: Path
+) -> None:
+    run(checkpoint, tmp_path / "chat", "--dataset-path", str(dataset), "--num-prompts", "1", "--drafter", "ngram")
+    run(
+        checkpoint,
+        tmp_path / "raw",
+        "--dataset-path",
+        str(dataset),
+        "--num-prompts",
+        "1",
+        "--drafter",
+        "ngram",
+        "--raw",
+    )
+    llm, params = LLM(str(checkpoint)), SamplingParams(temperature=0.0, max_tokens=20)
+    text = "the rider in front"
+    chat = llm.chat([{"role": "user", "content": text}], params)[0].outputs[0].token_ids
+    raw = llm.generate(text, params)[0].outputs[0].token_ids
+    assert read(tmp_path / "chat")["variants"][0]["answers"][0]["token_ids"] == chat
+    assert read(tmp_path / "raw")["variants"][0]["answers"][0]["token_ids"] == raw
+
+
+def test_without_options_our_own_prompts_and_two_drafters_are_compared(checkpoint: Path, tmp_path: Path) -> None:
+    result = run(checkpoint, tmp_path, "--num-prompts", "1", "--max-tokens", "4")
+    assert result.exit_code == 0, result.output
+    data = read(tmp_path)
+    assert [variant["name"] for variant in data["variants"]] == ["plain", "ngram", "suffix"]
+    assert [prompt["name"] for prompt in data["prompts"]] == [BUILT_IN[0].name]
+
+
+def test_prompts_answered_together_and_sampled_say_the_same(checkpoint: Path, dataset: Path, tmp_path: Path) -> None:
+    words = ["--dataset-path", str(dataset), "--batch-size", "3", "--temperature", "0.8", "--seed", "5"]
+    assert run(checkpoint, tmp_path, *words).exit_code == 0
+    assert [variant["identical"] for variant in read(tmp_path)["variants"]] == [3, 3, 3]
+
+
+def test_no_prefix_is_cached_and_no_more_run_together_than_asked(
+    checkpoint: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[LLM] = []
+    real = bench.compare
+    monkeypatch.setattr(bench, "compare", lambda llm, *rest: (seen.append(llm), real(llm, *rest))[1])
+    run(checkpoint, tmp_path, "--dataset-path", str(dataset), "--batch-size", "2")
+    (llm,) = seen
+    assert llm.options.prefix_caching is False
+    assert llm.options.max_num_seqs == 2
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, position: int) -> None:
+    """Let the suffix drafter change a token of the second answer, as a faulty acceptance would."""
+    real = bench.run_pass
+
+    def faulty(llm: LLM, plan: bench.Plan, on_done: Any) -> bench.Pass:
+        done = real(llm, plan, on_done)
+        if llm.engine.drafter is not None and llm.engine.drafter.name == "suffix" and len(done.outputs) > 1:
+            output = copy.deepcopy(done.outputs[1])
+            output.token_ids[position] += 1
+            done.outputs[1] = output
+        return done
+
+    monkeypatch.setattr(bench, "run_pass", faulty)
+
+
+def test_a_planted_difference_is_reported_with_its_margin(
+    checkpoint: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, position=6)
+    result = run(checkpoint, tmp_path, "--dataset-path", str(dataset))
+    assert result.exit_code == 0, result.output
+    data = read(tmp_path)
+    assert [variant["identical"] for variant in data["variants"]] == [3, 3, 2]
+    difference = data["variants"][2]["answers"][1]["difference"]
+    assert difference["position"] == 6
+    llm = LLM(str(checkpoint))
+    prefix = llm.read_chat([{"role": "user", "content": "the rider behind rests and the rider"}]).ids
+    prefix = prefix + data["variants"][0]["answers"][1]["token_ids"][:6]
+    output = llm.generate([prefix], SamplingParams(temperature=0.0, max_tokens=1, logprobs=5))[0].outputs[0]
+    assert output.logprobs is not None
+    first, second = sorted((entry.logprob for entry in output.logprobs[0].values()), reverse=True)[:2]
+    assert difference["margin"] == pytest.approx(first - second, abs=1e-4)
+    assert f"suffix, line 2: differs from token 7 on, margin {difference['margin']:.5f}" in result.stdout
+    assert "2/3" in result.stdout
+
+
+def test_an_answer_is_shown_when_asked_for(checkpoint: Path, dataset: Path, tmp_path: Path) -> None:
+    words = ["--dataset-path", str(dataset), "--drafter", str(checkpoint)]  # drafts itself, so all are accepted
+    assert "drafted and accepted" not in run(checkpoint, tmp_path, *words).stdout
+    shown = run(checkpoint, tmp_path, *words, "--show").stdout
+    assert "drafted and accepted" in shown
+    answers = [answer["text"].split() for answer in read(tmp_path)["variants"][1]["answers"]]
+    assert any(" ".join(words) in " ".join(shown.split()) for words in answers if words)
+
+
+def test_an_interrupt_keeps_what_was_measured_and_exits_130(
+    checkpoint: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = bench.run_pass
+
+    def interrupted(llm: LLM, plan: bench.Plan, on_done: Any) -> bench.Pass:
+        if llm.engine.drafter is not None and llm.engine.drafter.name == "suffix" and len(plan.prompts) > 1:
+            raise KeyboardInterrupt
+        return real(llm, plan, on_done)
+
+    monkeypatch.setattr(bench, "run_pass", interrupted)
+    result = run(checkpoint, tmp_path, "--dataset-path", str(dataset))
+    assert result.exit_code == 130
+    assert [variant["name"] for variant in read(tmp_path)["variants"]] == ["plain", "ngram"]
+    assert read(tmp_path)["interrupted"] is True
+    assert (tmp_path / "compare.png").exists()
+    assert "interrupted" in result.stdout
+
+
+def test_an_interrupt_before_anything_was_measured_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*ignored: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "run_pass", interrupted)
+    result = run(checkpoint, tmp_path / "out", "--num-prompts", "1")
+    assert result.exit_code == 130
+    assert result.stdout == ""
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_without_matplotlib_the_rest_is_there(
+    checkpoint: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run(checkpoint, tmp_path, "--dataset-path", str(dataset))
+    assert result.exit_code == 0
+    assert "matplotlib is not installed" in result.stderr
+    assert read(tmp_path)["variants"]
+    assert not (tmp_path / "compare.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--drafter", "none"], "'none' is plain decoding"),
+        (["--drafter", "ngram", "--drafter", "ngram"], "'ngram' was given twice"),
+        (["--drafter", "ngram:tree=true"], "option 'tree' is not known"),
+        (["--rounds", "0"], "rounds=0 is not allowed"),
+        (["--batch-size", "0"], "max_num_seqs=0 is not allowed"),
+        (["--num-prompts", "0"], "num_prompts=0 is not allowed"),
+        (["--max-tokens", "0"], "max_tokens=0 is not allowed"),
+        (["--temperature", "-1"], "temperature=-1.0 is not allowed"),
+        (["--dataset-path", "no-such-file"], "the dataset no-such-file cannot be read"),
+        (["--output", "/dev/null/x"], "the output folder /dev/null/x cannot be made"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_sentence(
+    checkpoint: Path, tmp_path: Path, words: list[str], said: str
+) -> None:
+    result = run(checkpoint, tmp_path, *words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_prompt_that_is_too_long_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"text": "x"}) + "\n" + json.dumps({"text": "rider " * 2000}) + "\n")
+    result = run(checkpoint, tmp_path, "--dataset-path", str(path))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("prompt 'line 2': the prompt has ")
