@@ -205,9 +205,9 @@ def main() -> None:
     data = {**machine.record(), "steps": arguments.steps, "rows": [vars(row) for row in rows], "growth": said}
     report.write_json(arguments.output, data)
     if arguments.profile:
-        for kind in ("plain", "ngram", "fixed"):
-            print(f"\n{kind}, {arguments.profile} sequences, greedy")
-            print("\n".join(profile(arguments.profile, kind, 0.0, arguments.steps)))
+        for kind, temperature in (("plain", 0.0), ("ngram", 0.0), ("fixed", 0.0), ("fixed", 0.8)):
+            print(f"\n{kind}, {arguments.profile} sequences, temperature {temperature:g}")
+            print("\n".join(profile(arguments.profile, kind, temperature, arguments.steps)))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from paceline import LLM, NGram, SamplingParams
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
 
 llm = LLM(MODEL, drafter=NGram(num_draft_tokens=5, min_match=1, max_match=3))
-messages = [{"role": "user", "content": "Say this three times: the quick brown fox jumps over the lazy dog."}]
+messages = [{"role": "user", "content": "Copy this list and add one fruit: apple, pear, plum, cherry, peach."}]
 
 for chunk in llm.stream(messages, SamplingParams(temperature=0, max_tokens=64)):
     print(chunk.text, end="", flush=True)

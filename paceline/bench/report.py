@@ -255,7 +255,7 @@ def _plot_acceptance(axis: Any, result: Comparison, names: list[str], colours: l
             continue
         positions = range(1, len(shares) + 1)
         axis.plot(positions, shares, label=name.replace("\n", " "), linewidth=2, markersize=6, **look)
-        rare = [position for position in positions if stats.proposed[position - 1] < FEW]
+        rare = [position for position in positions if stats.proposed[position - 1] < FEW * len(measured.passes)]
         axis.plot(rare, [shares[position - 1] for position in rare], linestyle="", markerfacecolor="white", **look)
         deepest, few = max(deepest, len(shares)), few or bool(rare)
     step = 1 if deepest <= 16 else 5

@@ -52,13 +52,14 @@ def generate(
     asked = prompting.to_prompt(llm, text, chat)
     start, output = time.perf_counter(), None
     try:
-        for chunk in llm.stream(asked.ids, params):
+        for chunk in llm.stream({"prompt": asked.text, "prompt_token_ids": asked.ids}, params):
+            output = chunk.output or output
             sys.stdout.write(chunk.text)
             sys.stdout.flush()
-            output = chunk.output or output
-    finally:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")  # the shell's prompt goes below what was written
+        raise
+    sys.stdout.write("\n")
     assert output is not None
     if output.error is not None:
         raise OptionError(output.error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -85,20 +86,12 @@ def test_drafters_change_the_forwards_and_not_the_text(
 
 
 def test_stats_go_to_standard_error(checkpoint: Path) -> None:
-    words = [
-        "generate",
-        TEXT,
-        "--model",
-        str(checkpoint),
-        "--max-tokens",
-        "12",
-        "--drafter",
-        str(checkpoint),
-        "--stats",
-    ]
-    result = RUNNER.invoke(app, words)
+    result = RUNNER.invoke(
+        app, f"generate '{TEXT}' --model {checkpoint} --max-tokens 12 --drafter {checkpoint} --stats"
+    )
     assert "12 tokens in" in result.stderr
-    assert "2 target forwards, 6.00 tokens per forward, 100% of drafts accepted" in result.stderr
+    # The prompt's forward gives 1 token, five drafts and a bonus 6, and with room for 5 the last gives 4 and its own.
+    assert "3 target forwards, 4.00 tokens per forward, 100% of drafts accepted" in result.stderr
     assert "target forwards" not in result.stdout
 
 
@@ -139,14 +132,24 @@ def test_an_unknown_option_is_a_usage_error() -> None:
     assert "--tempratur" in result.stderr
 
 
-def test_an_interrupt_ends_quietly(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self: LLM) -> None:
-        raise KeyboardInterrupt
+def test_an_interrupt_ends_quietly_after_what_was_written(
+    llm: LLM, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, steps = Target.step, 0
+
+    def interrupted(self: LLM) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps > 4:
+            raise KeyboardInterrupt
+        return real(self)
 
     monkeypatch.setattr(Target, "step", interrupted)
-    result = RUNNER.invoke(app, ["generate", "x", "--model", str(checkpoint)])
-    assert result.exit_code == 130
-    assert (result.stdout, result.stderr) == ("\n", "")
+    result = RUNNER.invoke(app, ["generate", TEXT, "--model", str(checkpoint)])
+    assert (result.exit_code, result.stderr) == (130, "")
+    monkeypatch.undo()
+    assert result.stdout.endswith("\n")
+    assert expected(llm).startswith(result.stdout.removesuffix("\n"))
 
 
 def test_version_is_told() -> None:

@@ -233,6 +233,20 @@ def test_text_is_held_only_while_it_may_belong_to_a_stop_string() -> None:
     assert all("abcEx".startswith("".join(seen[: n + 1])) for n in range(5))
 
 
+@pytest.mark.parametrize("stops", [("the", "h"), ("h", "the")])
+def test_of_two_stops_in_one_token_the_one_completed_first_ends_the_text(stops: tuple[str, ...]) -> None:
+    (token,) = tokenizer().encode("the", add_special_tokens=False)
+    made = detokenizer(stops)
+    assert stream(made, [token]) == (["t"], "h", 1)
+
+
+@pytest.mark.parametrize("stops", [("the", "he"), ("he", "the")])
+def test_of_two_stops_completed_together_the_one_that_begins_first_ends_the_text(stops: tuple[str, ...]) -> None:
+    ids = [id_of_byte(byte) for byte in b"xthe"]
+    deltas, found, _ = stream(detokenizer(stops), ids)
+    assert ("".join(deltas), found) == ("x", "the")
+
+
 def test_stops_are_not_looked_for_while_min_tokens_holds() -> None:
     made = detokenizer(("the",))
     ids = [id_of_byte(byte) for byte in b"the the"]
