@@ -5,7 +5,8 @@
 
 A block stands between `<!-- figures: NAME -->` and `<!-- /figures -->` and shows bench/results/NAME.json.
 A Python block under `<!-- example: NAME.py -->` shows examples/NAME.py.
-Knows the layouts of `paceline compare` and bench/gpu_smoke.py. Measures nothing and rounds only for reading.
+Knows the layouts of `paceline compare`, bench/gpu_smoke.py and bench/host_overhead.py. Measures nothing, and rounds
+only for reading.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def render(name: str, results: Path = RESULTS) -> str:
         return render_compare(data)
     if "runs" in data:
         return render_runs(data)
-    raise ValueError(f"{path.name} has neither 'variants' nor 'runs': its layout is not known here")
+    if "rows" in data:
+        return render_rows(data)
+    raise ValueError(f"{path.name} has no 'variants', 'runs' or 'rows': its layout is not known here")
 
 
 def render_compare(data: dict[str, Any]) -> str:
@@ -73,16 +76,22 @@ def _without_folders(name: str) -> str:
 
 def _describe(data: dict[str, Any], prompts: int, options: dict[str, Any]) -> str:
     """What was measured where."""
-    machine = data["machine"]
-    where = ", ".join(str(part) for part in (machine.get("gpu"), machine["cpu"], f"{machine['cores']} cores") if part)
     passes = max(len(variant["seconds"]) for variant in data["variants"])
     often = "measured once" if passes == 1 else f"median of {passes} rounds"
     cut = "; interrupted, so only complete passes count" if data.get("interrupted") else ""
     return (
         f"{_without_folders(options['model'])}, {prompts} prompts, at most {options['max_tokens']} tokens each, "
         f"{options['batch_size']} at a time, temperature {options['temperature']:g}, {often}{cut}. "
-        f"{where}; paceline {data['versions']['paceline']}, torch {data['versions']['torch']}; {data['date'][:10]}."
+        f"{_where(data)}."
     )
+
+
+def _where(data: dict[str, Any]) -> str:
+    """Machine, versions and day."""
+    machine, versions = data["machine"], data["versions"]
+    parts = (machine.get("gpu"), machine["cpu"], f"{machine['cores']} cores")
+    told = ", ".join(str(part) for part in parts if part)
+    return f"{told}; paceline {versions['paceline']}, torch {versions['torch']}; {data['date'][:10]}"
 
 
 def _differences(data: dict[str, Any]) -> list[str]:
@@ -119,6 +128,23 @@ def render_runs(data: dict[str, Any]) -> str:
         f"{data['machine']}; the noise has {agrees} on a CPU; paceline {versions['paceline']}, "
         f"torch {versions['torch']}; {data['date']}."
     )
+    return f"{table(heads, rows)}\n\n{note}"
+
+
+def render_rows(data: dict[str, Any]) -> str:
+    """What bench/host_overhead.py wrote."""
+    rows = [
+        [
+            row["drafter"],
+            f"{row['temperature']:g}",
+            str(row["sequences"]),
+            f"{row['step_us'] / 1000:.1f}",
+            f"{row['token_us']:.0f}",
+        ]
+        for row in data["rows"]
+    ]
+    heads = ["drafter", "temperature", "sequences", "ms a round", "µs a token"]
+    note = f"{_where(data)}; median of {data['steps']} rounds."
     return f"{table(heads, rows)}\n\n{note}"
 
 

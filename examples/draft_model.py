@@ -6,7 +6,8 @@ from paceline import LLM, DraftModel, SamplingParams
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "qwen2.5-coder-1.5b"
 DRAFT = sys.argv[2] if len(sys.argv) > 2 else "smollm2-135m"
 
-llm = LLM(MODEL, drafter=DraftModel(DRAFT, num_draft_tokens=3, cross_vocabulary=True), max_model_len=512)
+drafter = DraftModel(DRAFT, num_draft_tokens=3, cross_vocabulary=True)
+llm = LLM(MODEL, drafter=drafter, max_model_len=512, max_num_seqs=1)
 messages = [{"role": "user", "content": "Write a Python function that adds two numbers."}]
 [answer] = llm.chat(messages, SamplingParams(temperature=0, max_tokens=48))
 

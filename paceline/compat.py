@@ -61,6 +61,8 @@ def translate(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any
         if name in WITHOUT_EFFECT:
             log.warning("%s=%r has no effect here", name, value)
         elif name in RENAMED:
+            if RENAMED[name] in options:
+                raise OptionError(f"{name} and {RENAMED[name]} are the same option; give one")
             result[RENAMED[name]] = value
         elif name in allowed:
             result[name] = value
@@ -120,7 +122,11 @@ def from_speculative_config(config: Any) -> Any:
     _one_rank("draft_tensor_parallel_size", config.get("draft_tensor_parallel_size") or 1)
     count = config.get("num_speculative_tokens")
     if method == "ngram":
-        return NGram(count or 5, min_match=config.get("prompt_lookup_min"), max_match=config.get("prompt_lookup_max"))
+        return NGram(
+            5 if count is None else count,
+            min_match=config.get("prompt_lookup_min"),
+            max_match=config.get("prompt_lookup_max"),
+        )
     if method == "suffix":
         names = {
             "suffix_decoding_max_tree_depth": "max_tree_depth",
@@ -129,11 +135,13 @@ def from_speculative_config(config: Any) -> Any:
             "suffix_decoding_min_token_prob": "min_token_prob",
         }
         given = {ours: config[theirs] for theirs, ours in names.items() if config.get(theirs) is not None}
-        return Suffix(**({"num_draft_tokens": count} if count else {}), **given)
+        return Suffix(**({} if count is None else {"num_draft_tokens": count}), **given)
     if method == "draft_model":
         if model is None:
             raise OptionError("speculative_config needs 'model', the draft model, or a 'method' that has none")
-        return DraftModel(model, count or 5, cross_vocabulary=bool(config.get("use_heterogeneous_vocab", False)))
+        return DraftModel(
+            model, 5 if count is None else count, cross_vocabulary=bool(config.get("use_heterogeneous_vocab", False))
+        )
     raise OptionError(f"speculative_config: method {method!r} is not supported; supported: ngram, suffix, draft_model")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -63,6 +64,8 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise OptionError(f"{name}={value!r} is not allowed; allowed: a whole number of 1 or more")
+        if self.seed is not None and (not isinstance(self.seed, int) or isinstance(self.seed, bool)):
+            raise OptionError(f"seed={self.seed!r} is not allowed; allowed: a whole number")
         share = self.gpu_memory_utilization
         if share is not None and not (isinstance(share, int | float) and 0 < share <= 1):
             raise OptionError(f"gpu_memory_utilization={share!r} is not allowed; allowed: above 0 up to 1")
@@ -93,6 +96,7 @@ class LLM:
         self._end_ids = sorted(self.engine.end_ids)
         self._ids = itertools.count()
         self._live: dict[str, list[sequences.Sequence]] = {}
+        self._streams: dict[str, deque[Update]] = {}
         self.set_drafter(config)
 
     def _find_length(self, most: int) -> int:
@@ -170,17 +174,30 @@ class LLM:
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict) and "role" in prompt[0]:
             read = self.read_chat(prompt)
         else:
-            (read,) = read_prompts(prompt, self.tokenizer, self.template if self.options.prompt_template else None)
+            listed = read_prompts(prompt, self.tokenizer, self.template if self.options.prompt_template else None)
+            if len(listed) != 1:
+                raise OptionError(f"stream takes one prompt, but {len(listed)} were given")
+            read = listed[0]
         request_id = self.add(read, self._params(sampling_params, 1)[0])
+        updates = self._streams[request_id] = deque()
+        left = len(self._live[request_id])
         try:
-            left = len(self._live[request_id])
             while left:
-                for update in self.step():
-                    if update.sequence.request_id == request_id:
-                        left -= update.finished
-                        yield self._chunk(update)
+                self._pump()
+                while updates:
+                    update = updates.popleft()
+                    left -= update.finished
+                    yield self._chunk(update)
         finally:
+            del self._streams[request_id]
             self.abort(request_id)
+
+    def _pump(self) -> None:
+        """One step; every update goes to the stream it belongs to, whoever asked for the step."""
+        for update in self.step():
+            stream = self._streams.get(update.sequence.request_id)
+            if stream is not None:
+                stream.append(update)
 
     @staticmethod
     def _chunk(update: Update) -> Chunk:
@@ -195,6 +212,18 @@ class LLM:
 
     def add(self, prompt: Prompt, params: SamplingParams) -> str:
         """Queue a request; `step` brings its updates. Raises OptionError before anything is queued."""
+        samples = self._prepare(prompt, params)
+        return self._queue(samples)
+
+    def _queue(self, samples: list[sequences.Sequence]) -> str:
+        request_id = samples[0].request_id
+        self._live[request_id] = samples
+        for sample in samples:
+            self.engine.add(sample)
+        return request_id
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams) -> list[sequences.Sequence]:
+        """A request's samples, checked and ready; nothing is queued yet."""
         check_params(params, prompt, self.config.vocab_size, self.max_model_len)
         request_id = str(next(self._ids))
         words = find_words(params, self.tokenizer, self._end_ids)
@@ -224,10 +253,7 @@ class LLM:
                     leader=samples[0] if samples else None,
                 )
             )
-        self._live[request_id] = samples
-        for sample in samples:
-            self.engine.add(sample)
-        return request_id
+        return samples
 
     def step(self) -> list[Update]:
         return self.engine.step()
@@ -251,17 +277,16 @@ class LLM:
         return listed
 
     def _run(self, prompts: list[Prompt], params: list[SamplingParams], progress: bool) -> list[RequestOutput]:
-        for prompt, own in zip(prompts, params):
-            check_params(own, prompt, self.config.vocab_size, self.max_model_len)
-        ids = [self.add(prompt, own) for prompt, own in zip(prompts, params)]
-        left = {id(sample) for request_id in ids for sample in self._live[request_id]}
+        prepared = [self._prepare(prompt, own) for prompt, own in zip(prompts, params)]
+        ids = [self._queue(samples) for samples in prepared]
+        left = [sample for samples in prepared for sample in samples]
         try:
             with _progress(len(left), progress) as advance:
                 while left:
-                    for update in self.step():
-                        if update.finished and id(update.sequence) in left:
-                            left.remove(id(update.sequence))
-                            advance()
+                    self._pump()
+                    running = [sample for sample in left if sample.finish_reason is None]
+                    advance(len(left) - len(running))
+                    left = running
             return [self._output(request_id, prompt) for request_id, prompt in zip(ids, prompts)]
         finally:
             for request_id in ids:
@@ -293,9 +318,9 @@ class _progress:
 
     def __enter__(self) -> Any:
         if self._bar is None:
-            return lambda: None
+            return lambda count: None
         self._bar.start()
-        return lambda: self._bar.advance(self._task)
+        return lambda count: self._bar.advance(self._task, count)
 
     def __exit__(self, *ignored: object) -> None:
         if self._bar is not None:

@@ -104,7 +104,7 @@ class SamplingParams:
         words = _listed(self.bad_words)
         if words is None or not all(_is_word(word) for word in words):
             raise OptionError(
-                f"bad_words={self.bad_words!r} is not allowed; allowed: a list of words or token id lists"
+                f"bad_words={self.bad_words!r} is not allowed; allowed: a list of non-empty words or id lists"
             )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import OptionError
+from paceline.models.config import first_line
 
 Message = dict[str, Any]
 
@@ -35,13 +36,15 @@ class PromptTemplate:
         self.own = False
         self._jinja: str | None = None
         self._format: str | None = None
+        if given is not None and not isinstance(given, str):
+            raise OptionError(f"prompt_template={given!r} is not allowed; allowed: a string")
         if given is None:
             self.own = True
         elif given in NAMED:
             self._jinja = NAMED[given]
         elif PLACE in given:
             self._format = given
-        elif Path(given).is_file():
+        elif _is_file(given):
             self._jinja, self.own = Path(given).read_text(), True
         else:
             raise OptionError(
@@ -68,8 +71,15 @@ class PromptTemplate:
                 messages, chat_template=self._jinja, tokenize=False, add_generation_prompt=True
             )
         except Exception as error:
-            raise OptionError(f"the chat template refused the conversation: {str(error).splitlines()[0]}") from None
+            raise OptionError(f"the chat template refused the conversation: {first_line(error)}") from None
         return text
 
     def _own_template(self) -> str | None:
         return getattr(self._tokenizer, "chat_template", None)
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except OSError:  # too long for a path
+        return False

@@ -90,7 +90,6 @@ def test_one_bad_prompt_among_good_ones_starts_none_of_them() -> None:
     assert_works(engine())
 
 
-@pytest.mark.xfail(strict=True, reason="LLM._run queues earlier requests before a later one's words are looked up")
 def test_one_request_with_unusable_words_starts_none_of_the_others() -> None:
     llm = tiny_llm(max_model_len=32)
     with pytest.raises(OptionError, match="no tokenizer"):
@@ -99,7 +98,6 @@ def test_one_request_with_unusable_words_starts_none_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("given", [[], [PROMPT, PROMPT]])
-@pytest.mark.xfail(strict=True, reason="LLM.stream unpacks without a look", raises=ValueError)
 def test_a_stream_of_no_prompt_or_two_is_refused(given: Any) -> None:
     with pytest.raises(PacelineError) as caught:
         next(engine().stream(given))
@@ -129,7 +127,7 @@ PARAMS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"top_k": 1.5}, ("top_k=1.5", "whole number")),
     ({"presence_penalty": 3.0}, ("presence_penalty=3.0", "2")),
     ({"frequency_penalty": None}, ("frequency_penalty=None",)),
-    ({"repetition_penalty": 0.0}, ("repetition_penalty=0.0", "above 0")),
+    ({"repetition_penalty": 0.0}, ("repetition_penalty=0.0", "from 1e-06")),
     ({"max_tokens": 0}, ("max_tokens=0", "1 or more")),
     ({"max_tokens": "9"}, ("max_tokens='9'", "whole number")),
     ({"min_tokens": 9, "max_tokens": 4}, ("min_tokens=9", "max_tokens=4")),
@@ -144,10 +142,10 @@ PARAMS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"stop_token_ids": [-1]}, ("stop_token_ids=[-1]", "token ids")),
     ({"allowed_token_ids": []}, ("allowed_token_ids=[]", "at least one")),
     ({"allowed_token_ids": ["a"]}, ("allowed_token_ids=['a']",)),
-    ({"logit_bias": {1: math.nan}}, ("logit_bias", "nan", "finite")),
+    ({"logit_bias": {1: math.nan}}, ("logit_bias", "nan", "token id → number")),
     ({"logit_bias": {"a": 1.0}}, ("logit_bias", "'a'")),
     ({"bad_words": "word"}, ("bad_words='word'", "list")),
-    ({"bad_words": [[]]}, ("bad_words=[[]]", "non-empty")),
+    ({"bad_words": [[]]}, ("bad_words=[[]]", "a list of non-empty words")),
 ]
 
 
@@ -169,9 +167,6 @@ def test_a_bad_sampling_parameter_is_refused(given: dict[str, Any], named: tuple
         {"logit_bias": {1: "much"}},
     ],
     ids=str,
-)
-@pytest.mark.xfail(
-    strict=True, reason="wrong containers end in a TypeError or AttributeError", raises=(TypeError, AttributeError)
 )
 def test_a_sampling_parameter_of_the_wrong_kind_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(OptionError) as caught:
@@ -239,7 +234,6 @@ def test_a_bad_engine_option_is_refused(given: dict[str, Any], named: tuple[str,
 @pytest.mark.parametrize(
     "given", [{"seed": "x"}, {"prompt_template": 5}, {"prompt_template": "x" * 300}, {"dtype": []}], ids=str
 )
-@pytest.mark.xfail(strict=True, reason="not checked, so Python's own error comes through or nothing does")
 def test_an_engine_option_of_the_wrong_kind_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(PacelineError) as caught:
         tiny_llm(**given)
@@ -292,7 +286,6 @@ class Failing(NGram):
         return made
 
 
-@pytest.mark.xfail(strict=True, reason="a failed round leaves its sequences in flight for ever", raises=AssertionError)
 def test_after_a_round_that_failed_the_engine_serves_the_next_request() -> None:
     llm = tiny_llm(Failing(2), max_model_len=32)
     with pytest.raises(RuntimeError, match="a bug in the drafter"):
@@ -372,7 +365,6 @@ def test_a_bin_file_loads_and_a_truncated_one_is_refused(folder: Path) -> None:
         refuse(folder, "pytorch_model.bin")
 
 
-@pytest.mark.xfail(strict=True, reason="mmap=True refuses every file in the format of before PyTorch 1.6")
 def test_a_bin_file_in_the_old_format_loads(folder: Path) -> None:
     path = as_bin(folder)
     torch.save(torch.load(path, weights_only=True), path, _use_new_zipfile_serialization=False)
@@ -471,10 +463,7 @@ def test_unsupported_rope_scaling_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        pytest.param(
-            {"hidden_size": "wide"},
-            marks=pytest.mark.xfail(strict=True, reason="read_config hands on a message of two lines"),
-        ),
+        {"hidden_size": "wide"},
         {"num_hidden_layers": 3},
         {"vocab_size": 90},
         {"hidden_act": "cube"},

@@ -103,7 +103,6 @@ def test_conflicts_and_unknown_names_are_refused(given: dict[str, Any], named: t
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
-@pytest.mark.xfail(strict=True, reason="`count or 5`: nothing asked for becomes five")
 def test_no_draft_tokens_at_all_is_refused_in_the_new_spelling_too(method: str) -> None:
     with pytest.raises(OptionError, match="0"):
         from_speculative_config({"method": method, "model": "d", "num_speculative_tokens": 0})
@@ -115,7 +114,6 @@ def test_a_renamed_option_keeps_its_value(theirs: str) -> None:
     assert translate({theirs: value}, KNOWN) == {RENAMED[theirs]: value}
 
 
-@pytest.mark.xfail(strict=True, reason="the later of the two wins without a word")
 def test_an_option_given_in_both_spellings_is_refused() -> None:
     with pytest.raises(OptionError, match="enable_prefix_caching"):
         translate({"prefix_caching": True, "enable_prefix_caching": False}, KNOWN)

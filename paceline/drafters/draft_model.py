@@ -88,40 +88,49 @@ class DraftModelDrafter(Stateless):
             self._progress.pop(slot, None)
 
     def propose(self, context: Context) -> Proposal:
+        """Read what is unread, then feed itself one draft at a time; a sequence is never fed beyond its own budget."""
+        lengths = [context.table.length(slot) for slot in context.slot_list]
         for slot in context.slot_list:
             self._catch_up(context.table, slot)
-        short = [slot for slot in context.slot_list if context.table.length(slot) + self.max_nodes > self._reach]
-        if short:  # a model with learned positions ends where they end
-            context.budgets = torch.where(self._in(context, short), 0, context.budgets)
-        tokens = self._draw(context, self._read(context), parent=-1)
-        for step in range(1, context.max_nodes):
-            work = [Work(slot, context.table.length(slot) - 1 + step, 0, 1) for slot in context.slot_list]
-            batch = self._pack(work, context.table, tokens)
-            tokens = self._draw(context, self._logits(batch, torch.arange(len(work))), parent=step - 1)
+        room = torch.tensor([max(0, self._reach - length) for length in lengths], dtype=torch.int64)
+        context.budgets = torch.minimum(context.budgets, room.to(context.budgets.device))
+        budgets = context.budgets.tolist()
+        rows = [row for row, budget in enumerate(budgets) if budget]
+        if not rows:
+            return Proposal.empty(len(budgets), context.slots.device)
+        tokens = self._draw(context, self._read(context.only(rows)), rows, parent=-1)
+        for step in range(1, max(budgets)):
+            rows = [row for row, budget in enumerate(budgets) if budget > step]
+            work = [Work(context.slot_list[row], lengths[row] - 1 + step, 0, 1) for row in rows]
+            batch = self._pack(work, context.table, tokens[rows])
+            tokens = self._draw(context, self._logits(batch, torch.arange(len(work))), rows, parent=step - 1)
         proposal = context.drawn(self.name)
-        fed = proposal.tokens[:, :-1].tolist()
-        for slot, drafts in zip(context.slot_list, fed):
-            self._progress[slot].fed = drafts
+        for slot, drafts, budget in zip(context.slot_list, proposal.tokens.tolist(), budgets):
+            self._progress[slot].fed = drafts[: max(budget - 1, 0)]
         return proposal
 
-    def _in(self, context: Context, slots: list[int]) -> Tensor:
-        return torch.tensor([slot in slots for slot in context.slot_list], device=context.slots.device)
-
-    def _draw(self, context: Context, logits: Tensor, parent: int) -> Tensor:
-        parents = torch.full_like(context.slots, parent)
-        return context.draw(self.vocabulary.to_target(logits), parents)
+    def _draw(self, context: Context, logits: Tensor, rows: list[int], parent: int) -> Tensor:
+        """Draw for all sequences, those without logits from zeros: their nodes lie beyond their budgets."""
+        found = self.vocabulary.to_target(logits)
+        if len(rows) < len(context.slot_list):
+            found = found.new_zeros(len(context.slot_list), found.shape[1]).index_copy(
+                0, torch.tensor(rows, device=found.device), found
+            )
+        return context.draw(found, torch.full_like(context.slots, parent))
 
     def _catch_up(self, table: Slots, slot: int) -> None:
         """Rows it fed itself count as read as far as they came true."""
         if slot not in self._progress:  # it was switched on after the sequence began
             self._progress[slot] = self._begin(table, slot, table.length(slot) - 1)
         progress = self._progress[slot]
+        before = progress.read
         committed = table.tokens.host[slot, progress.read : table.length(slot) - 1].tolist()
         for ours, true in zip(progress.fed, committed):
             if ours != true:
                 break
             progress.read += 1
         progress.fed = []
+        self._mark(table, slot, before)
 
     def _read(self, context: Context) -> Tensor:
         """Read every committed token not read yet, in passes of bounded size; logits after each newest token."""
@@ -141,7 +150,7 @@ class DraftModelDrafter(Stateless):
                 self._progress[item.slot].read += item.count
                 if self._progress[item.slot].read == context.table.length(item.slot):
                     result[item.slot] = logits[row]
-                self._mark(context.table, item)
+                self._mark(context.table, item.slot, item.start)
         return torch.stack([result[slot] for slot in context.slot_list])
 
     def _pack(self, work: list[Work], table: Slots, tokens: Tensor | None) -> Batch:
@@ -155,12 +164,12 @@ class DraftModelDrafter(Stateless):
         hidden = self.model.forward(batch, self._caches)
         return self.model.logits(hidden.final[rows.to(self._cache.device)])
 
-    def _mark(self, table: Slots, item: Work) -> None:
-        """Pages it has just filled are its own, so that a later prefix hit may use them."""
-        size, progress = self._cache.pool.block_size, self._progress[item.slot]
-        for number in range(item.start // size, progress.read // size):
+    def _mark(self, table: Slots, slot: int, start: int) -> None:
+        """Pages it has filled from `start` on are its own, so that a later prefix hit may use them."""
+        size, progress = self._cache.pool.block_size, self._progress[slot]
+        for number in range(start // size, progress.read // size):
             if number * size >= progress.first:
-                self._cache.pool.epochs[int(table.pages.host[item.slot, number])] = self._epoch
+                self._cache.pool.epochs[int(table.pages.host[slot, number])] = self._epoch
 
     def _begin(self, table: Slots, slot: int, start: int) -> _Progress:
         """Where to start with a sequence whose first `start` positions it did not see computed.

@@ -76,9 +76,8 @@ def _check_same(target: dict[int, str], draft: dict[int, str]) -> None:
     """Every id both define must mean the same; ids only one defines must lie beyond the other's end."""
     for index in sorted(target.keys() | draft.keys()):
         ours, theirs = target.get(index), draft.get(index)
-        inside = index < min(len(target), len(draft))
-        if (ours is None or theirs is None) and not inside:
-            continue
+        if (ours is None and index >= len(target)) or (theirs is None and index >= len(draft)):
+            continue  # a row that only pads the other's head
         if ours != theirs:
             raise VocabularyError(
                 f"the draft model's vocabulary differs from the target's at id {index} ({theirs!r} against {ours!r}); "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 INCOMPLETE = "\ufffd"  # what a tokenizer makes of half a character
-MAX_HELD = 16  # tokens without a whole character; beyond it the bytes are not UTF-8 and are shown as they are
+MAX_HELD = 256  # tokens without a whole character; beyond it the bytes are no text and are shown as they are
 
 
 class Detokenizer:
@@ -19,6 +19,7 @@ class Detokenizer:
         self._ids = list(prompt[-6:])  # a little of the prompt, because a token's text can depend on the one before
         self._read = len(self._ids)  # ids before it are in the text
         self._prefix = 0
+        self._shown = 0  # characters of the ids from `_read` on that are in the text already
         self._sent = 0
         self._finished = False
         self._longest = max((len(stop) for stop in stops), default=0)
@@ -29,15 +30,12 @@ class Detokenizer:
         if self._tokenizer is None:
             return None
         self._ids.append(token)
-        delta = self._next_text()
-        if delta is None:
-            return None
-        return self._add(delta, check_stops)
+        return self._add(self._next_text(), check_stops)
 
     def finish(self) -> None:
         """No more tokens: an unfinished character is shown as it is."""
         if self._tokenizer is not None and not self._finished and self._read < len(self._ids):
-            self.text += self._window()[1]
+            self.text += self._window()[self._shown :]
             self._read = len(self._ids)
         self._finished = True
 
@@ -52,15 +50,19 @@ class Detokenizer:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
         return text
 
-    def _window(self) -> tuple[str, str]:
+    def _window(self) -> str:
+        """The text of the ids not read yet, in the light of those before."""
         before = self._decode(self._ids[self._prefix : self._read])
-        return before, self._decode(self._ids[self._prefix :])[len(before) :]
+        return self._decode(self._ids[self._prefix :])[len(before) :]
 
-    def _next_text(self) -> str | None:
-        """The text of the ids not read yet, or None while it ends inside a character."""
-        _, delta = self._window()
-        if delta.endswith(INCOMPLETE) and len(self._ids) - self._read < MAX_HELD:
-            return None
+    def _next_text(self) -> str:
+        """What is new and certain: everything but a character that may still be completed."""
+        window = self._window()
+        if window.endswith(INCOMPLETE) and len(self._ids) - self._read < MAX_HELD:
+            certain = window.rstrip(INCOMPLETE)
+            delta, self._shown = certain[self._shown :], max(self._shown, len(certain))
+            return delta
+        delta, self._shown = window[self._shown :], 0
         self._prefix, self._read = self._read, len(self._ids)
         if len(self._ids) > 64:  # forget what no window reaches
             self._ids = self._ids[self._prefix :]

@@ -35,7 +35,7 @@ from paceline.engine.commit import (
 from paceline.engine.context import DraftContext
 from paceline.engine.round import PromptRows, Round, Times, histories, order_work, pad_proposal, sampled_rows
 from paceline.engine.runner import Runner
-from paceline.engine.scheduler import Scheduler
+from paceline.engine.scheduler import Planned, Scheduler
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import EngineStats, RoundRecord
 from paceline.errors import OptionError
@@ -124,6 +124,15 @@ class Engine:
         planned = self.scheduler.schedule(self._node_limit())
         if not planned:
             return None
+        try:
+            return self._run(planned, times)
+        except BaseException:  # leave nothing in flight: who asked for these sequences may abort them now
+            for sequence, _ in planned:
+                sequence.in_flight = False
+            raise
+
+    def _run(self, planned: list[Planned], times: Times) -> Round:
+        """Propose, pack, forward, verify."""
         self.table.flush()
         sequences, work, num_drafting, num_sampling = order_work(planned)
         slots = [item.slot for item in work]
@@ -278,7 +287,7 @@ class Engine:
                 sequences=len(round.sequences),
                 context=sum(span.reach for span in round.batch.layout.spans),
                 proposed=sum(round.sizes),
-                accepted=sum(len(decision.nodes) for decision in decisions),
+                accepted=sum(min(len(decisions[number].nodes), len(kept)) for number, _, kept in alive),
                 emitted=sum(len(kept) for _, _, kept in alive),
                 draft_seconds=draft,
                 verify_seconds=verify_,

@@ -103,7 +103,8 @@ class Scheduler:
         slot = self.slots.take()
         sequence.slot, sequence.pages = slot, hits + fresh
         sequence.num_computed = len(hits) * self.pool.block_size
-        sequence.num_hit = sequence.stats.prefix_hit = min(sequence.num_computed, sequence.prompt_length)
+        if not sequence.stats.preemptions:  # what it finds when it comes back is its own
+            sequence.stats.prefix_hit = min(sequence.num_computed, sequence.prompt_length)
         self.slots.begin(slot, sequence.tokens, sequence.prompt_length)
         self.slots.pages.write(slot, 0, sequence.pages)
         self.on_enter(sequence)

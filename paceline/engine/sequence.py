@@ -46,7 +46,6 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)  # of the full pages, in order
     num_computed: int = 0  # positions whose keys and values are in the cache
-    num_hit: int = 0  # prompt positions that came from the prefix cache
     in_flight: bool = False
     aborted: bool = False
     finish_reason: str | None = None

@@ -1,23 +1,55 @@
-"""The operations every set of kernels provides, and the two things they share: `Weight` and `Layout`."""
+"""The operations a model is written in, and what they share: `Weight`, `Layout`, `Heads`.
+
+A model describes its forward once, as calls on a `Forward`. A set of kernels (`Ops`) runs that description: eagerly on
+tensors, or by recording it once and handing it to a library that runs the recorded list in one call.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+FINAL = -1  # the boundary after the last norm: what the vocabulary head reads
+
+LayerCache = tuple[Tensor, Tensor]  # keys and values, each [cache rows, kv heads, D]
+
 
 @dataclass
 class Weight:
-    """A matrix [out, in] as a kernel wants it: dense today, packed blocks with the kernels that read them."""
+    """A matrix [out, in] as the kernels that made it want it."""
 
-    dense: Tensor
+    data: Any
+    shape: tuple[int, int]
+
+
+class Packed(Protocol):
+    """A matrix still in a file's quantised blocks."""
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return (self.dense.shape[0], self.dense.shape[1])
+    def kind(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def raw(self) -> Any:
+        """[rows, bytes per row]"""
+        ...
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How a fused qkv row is cut: query heads, then key heads, then value heads."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
 
 
 @dataclass(frozen=True)
@@ -53,22 +85,70 @@ class Layout:
     spans: list[Span]
 
 
-class Ops(Protocol):
-    """Rows are [T, …]; `plan` is made once a forward and handed to `attention` of every layer."""
+@dataclass
+class Hidden:
+    """A forward's result: the head's input for every row, and the boundaries that were tapped."""
 
+    final: Tensor  # [T, H] after the last norm
+    tapped: Tensor | None  # [T, H·taps] in the order asked for
+
+
+class Forward(Protocol):
+    """One forward being described. Values are opaque to the model: tensors [T, …], or places in a recorded list."""
+
+    def embed(self, weight: Weight) -> Any: ...
+
+    def add_positions(self, x: Any, table: Tensor, offset: int) -> Any: ...
+
+    def linear(self, x: Any, weight: Weight, bias: Tensor | None) -> Any: ...
+
+    def rms_norm(self, x: Any, weight: Tensor, eps: float) -> Any: ...
+
+    def layer_norm(self, x: Any, weight: Tensor, bias: Tensor, eps: float) -> Any: ...
+
+    def activation(self, x: Any, kind: str) -> Any: ...
+
+    def gated(self, x: Any, kind: str) -> Any:
+        """activation(first half) · second half."""
+        ...
+
+    def add(self, x: Any, y: Any) -> Any: ...
+
+    def head_norm(self, qkv: Any, heads: Heads, query: Tensor, key: Tensor, eps: float) -> Any: ...
+
+    def rope(self, qkv: Any, heads: Heads, cos: Tensor, sin: Tensor) -> Any:
+        """Rotate queries and keys by the rows' positions; cos and sin are [positions, D/2]."""
+        ...
+
+    def attention(self, qkv: Any, heads: Heads, layer: int, window: int | None) -> Any:
+        """Store keys and values in a cache layer, then let every row look at what it may see."""
+        ...
+
+    def tap(self, boundary: int, x: Any) -> None: ...
+
+
+class Describes(Protocol):
+    """What a model offers its kernels: its forward in their words."""
+
+    def describe(self, f: Forward) -> Any: ...
+
+
+class Ops(Protocol):
     name: str
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor: ...
+    def pack(self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device) -> Weight:
+        """One weight from matrices whose rows are stacked."""
+        ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def run(
+        self, model: Describes, ids: Tensor, layout: Layout, caches: Sequence[LayerCache], taps: tuple[int, ...]
+    ) -> Hidden: ...
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor: ...
+    def embed(self, weight: Weight, ids: Tensor) -> Tensor: ...
 
-    def activation(self, x: Tensor, kind: str) -> Tensor: ...
-
-    def plan(self, layout: Layout, num_heads: int, num_kv_heads: int, window: int | None) -> Any: ...
-
-    def attention(self, query: Tensor, keys: Tensor, values: Tensor, plan: Any, scale: float) -> Tensor: ...
+    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
+        """[R, H] → [R, V] float32."""
+        ...
 
 
 def cache_rows(layout: Layout, slots: Tensor, line: Tensor) -> Tensor:
@@ -86,3 +166,9 @@ def activate(x: Tensor, kind: str) -> Tensor:
     if kind == "relu":
         return torch.relu(x)
     return torch.nn.functional.gelu(x, approximate="tanh" if kind == "gelu_new" else "none")
+
+
+def unpack(parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Stacked rows as one dense matrix."""
+    dense = [part if isinstance(part, Tensor) else part.dequantize() for part in parts]
+    return torch.cat([part.to(device, dtype) for part in dense]).contiguous()

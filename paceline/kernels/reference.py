@@ -7,16 +7,17 @@ vectorised loop is cut cannot reach its result. Registered with torch.library, s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from paceline.kernels.ops import Layout, Weight, activate
+from paceline.kernels.eager import EagerForward, EagerOps
+from paceline.kernels.ops import Heads, Weight, activate
 
 
 def _by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return torch.stack([function(row.clone()) for row in x.contiguous()])
+    return torch.stack([function(row.clone()) for row in x.contiguous()]) if len(x) else x
 
 
 @torch.library.custom_op("paceline::reference_linear", mutates_args=())
@@ -53,16 +54,14 @@ def _(query: Tensor, keys: Tensor, values: Tensor, lines: list[Tensor], window: 
     return torch.empty_like(query)
 
 
-class ReferencePlan(NamedTuple):
+class Lines(NamedTuple):
     lines: list[Tensor]  # for each row the cache rows it sees, in the order of their positions
     window: int | None
 
 
-class ReferenceOps:
-    name = "reference"
-
+class ReferenceForward(EagerForward):
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        result: Tensor = reference_linear(x, weight.dense, bias)
+        result: Tensor = reference_linear(x, weight.data, bias)
         return result
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -71,20 +70,16 @@ class ReferenceOps:
             scaled = wide * torch.rsqrt((wide * wide).sum() / wide.numel() + eps)
             return scaled.to(row.dtype) * weight
 
-        flat = x.reshape(-1, x.shape[-1])
-        return _by_row(norm, flat).reshape(x.shape) if len(flat) else x
+        return _by_row(norm, x.reshape(-1, x.shape[-1])).reshape(x.shape)
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        def norm(row: Tensor) -> Tensor:
-            return torch.nn.functional.layer_norm(row, row.shape, weight, bias, eps)
-
-        return _by_row(norm, x) if len(x) else x
+        return _by_row(lambda row: torch.nn.functional.layer_norm(row, row.shape, weight, bias, eps), x)
 
     def activation(self, x: Tensor, kind: str) -> Tensor:
-        return _by_row(lambda row: activate(row, kind), x) if len(x) else x
+        return _by_row(lambda row: activate(row, kind), x)
 
-    def plan(self, layout: Layout, num_heads: int, num_kv_heads: int, window: int | None) -> ReferencePlan:
-        lines = []
+    def plan(self, heads: Heads, window: int | None) -> Lines:
+        layout, lines = self.layout, []
         for row, (slot, position, base) in enumerate(
             zip(layout.slots.tolist(), layout.positions.tolist(), layout.tree_base.tolist())
         ):
@@ -95,8 +90,18 @@ class ReferenceOps:
                 line = torch.cat([line[line < base], nodes])
             pages = layout.page_table[slot, line // layout.block_size]
             lines.append(pages * layout.block_size + line % layout.block_size)
-        return ReferencePlan(lines, window)
+        return Lines(lines, window)
 
-    def attention(self, query: Tensor, keys: Tensor, values: Tensor, plan: ReferencePlan, scale: float) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, plan: Any) -> Tensor:
+        scale = query.shape[-1] ** -0.5
         result: Tensor = reference_attention(query, keys, values, plan.lines, plan.window, scale)
         return result
+
+
+class ReferenceOps(EagerOps):
+    name = "reference"
+    forward = ReferenceForward
+
+    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
+        result: Tensor = reference_linear(hidden, weight.data, None)
+        return result.float()

@@ -73,8 +73,13 @@ def read_config(folder: Path) -> ModelConfig:
     try:
         config = AutoConfig.from_pretrained(folder)
     except Exception as error:
-        raise CheckpointError(f"{path} is not a usable {kind} config: {error}") from None
+        raise CheckpointError(f"{path} is not a usable {kind} config: {first_line(error)}") from None
     return from_transformers(config, _generation_eos(folder))
+
+
+def first_line(error: BaseException) -> str:
+    """An error of another library in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _generation_eos(folder: Path) -> Any:

@@ -16,7 +16,7 @@ from paceline.errors import CheckpointError, OptionError
 from paceline.kernels import select
 from paceline.models import catalog
 from paceline.models.base import Model
-from paceline.models.config import ModelConfig, from_transformers, read_config
+from paceline.models.config import ModelConfig, first_line, from_transformers, read_config
 from paceline.models.gguf import GGUFFile
 from paceline.models.gguf_config import config_from_gguf
 from paceline.models.sources import FolderSource, GGUFSource, ModelSource
@@ -64,7 +64,7 @@ def find_device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError, ModuleNotFoundError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise OptionError(
             f"device={str(name)!r} cannot be used ({reason}); allowed: auto, cpu, cuda, cuda:N or a device PyTorch has"
         ) from None
@@ -75,7 +75,7 @@ def find_dtype(name: str | torch.dtype, config: ModelConfig, device: torch.devic
     """auto: the checkpoint's own on an accelerator, float32 on a CPU, where halves are slower."""
     if isinstance(name, torch.dtype):
         name = str(name).removeprefix("torch.")
-    if name not in DTYPES:
+    if not isinstance(name, str) or name not in DTYPES:
         raise OptionError(f"dtype={name!r} is not known; allowed: {', '.join(DTYPES)}")
     chosen = DTYPES[name]
     if chosen is not None:
@@ -128,7 +128,7 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise CheckpointError(f"the hub did not deliver {name!r}: {reason}") from None
 
 
@@ -144,7 +144,7 @@ def _read_tokenizer(given: Any) -> Any:
     try:
         return AutoTokenizer.from_pretrained(given)
     except Exception as error:
-        raise CheckpointError(f"the tokenizer in {given} cannot be read: {str(error).splitlines()[0]}") from None
+        raise CheckpointError(f"the tokenizer in {given} cannot be read: {first_line(error)}") from None
 
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
@@ -157,9 +157,10 @@ def build(found: Found, dtype: torch.dtype, device: torch.device, kernels: str, 
     from paceline.models.opt import OPT
 
     config = found.config
-    weights = Weights(found.source, dtype, device)
+    ops = select(kernels)
+    weights = Weights(found.source, ops, dtype, device)
     kind: Any = {"gpt2": GPT2, "opt": OPT}.get(config.architecture, Llama)
-    model = kind(config, select(kernels), weights, max_position)
+    model = kind(config, ops, weights, max_position)
     unused = weights.unused()
     if unused:
         shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+import zipfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.models.gguf import GGUFFile, GGUFTensor
+from paceline.kernels.ops import Packed
+from paceline.models.config import first_line
+from paceline.models.gguf import GGUFFile
+
+PLAIN = ("F32", "F16", "BF16", "F64")  # not quantised: answered as tensors
 
 # Tensors that files carry and nobody needs: rotary tables and causal masks.
 IGNORED = re.compile(r"(rotary_emb\.inv_freq|\.attn\.(masked_)?bias)$")
@@ -52,9 +57,10 @@ def _open_weights(path: Path) -> Any:
             from safetensors import safe_open
 
             return safe_open(path, framework="pt")
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        new = zipfile.is_zipfile(path)  # only files since PyTorch 1.6 can be mapped
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=new)
     except Exception as error:
-        raise CheckpointError(f"{path} cannot be read as tensors: {str(error).splitlines()[0]}") from None
+        raise CheckpointError(f"{path} cannot be read as tensors: {first_line(error)}") from None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise CheckpointError(f"{path} holds something other than a plain dictionary of tensors")
     return state
@@ -99,22 +105,21 @@ class GGUFSource:
     def __init__(self, file: GGUFFile, label: str, num_heads: int, num_kv_heads: int) -> None:
         self.label = label
         interleaved = file.metadata.get("general.architecture") == "llama"
-        self._readers: dict[str, Callable[[], Tensor]] = {}
-        for name, tensor in file.tensors.items():
-            heads = {"attn_q": num_heads, "attn_k": num_kv_heads}.get(name.split(".")[-2] if "." in name else "", 0)
-            self._readers[hugging_face_name(name)] = _reader(tensor, heads if interleaved else 0)
+        self._heads = {"attn_q": num_heads, "attn_k": num_kv_heads} if interleaved else {}
+        self._tensors = {hugging_face_name(name): tensor for name, tensor in file.tensors.items()}
 
     def names(self) -> Collection[str]:
-        return self._readers.keys()
+        return self._tensors.keys()
 
-    def read(self, name: str) -> Tensor:
-        return self._readers[name]()
-
-
-def _reader(tensor: GGUFTensor, heads: int) -> Callable[[], Tensor]:
-    if not heads:
-        return tensor.dequantize
-    return lambda: tensor.rows(half_split_order(tensor.shape[0], heads).numpy()).dequantize()
+    def read(self, name: str) -> Tensor | Packed:
+        tensor = self._tensors[name]
+        heads = self._heads.get(tensor.name.split(".")[-2], 0) if "." in tensor.name else 0
+        if heads:
+            tensor = tensor.rows(half_split_order(tensor.shape[0], heads).numpy())
+        if len(tensor.shape) == 2 and tensor.kind not in PLAIN:
+            packed: Packed = tensor
+            return packed
+        return tensor.dequantize()
 
 
 def half_split_order(rows: int, heads: int) -> Tensor:

@@ -1,46 +1,48 @@
 """Reading named tensors: every one a model needs is found and has the right shape, every one left over is reported.
 
 A `Source` answers names in Hugging Face spelling, whatever the file; `Weights` is a view of it under a prefix that cuts
-for this rank while reading and converts to the model's dtype and device.
+for this rank while reading. Matrices go to the kernels, which keep them as they like: a file's quantised blocks are
+handed over untouched. Everything else becomes a tensor of the model's dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.models.layers.linear import Shard, VocabularyParallel
+from paceline.kernels import Ops
+from paceline.kernels.ops import Packed, Weight
+from paceline.models.layers.linear import Shard
 
 Shape = tuple[int, ...]
 
 
 class Source(Protocol):
-    """Where tensors come from."""
+    """Where tensors come from. A matrix that a file keeps in quantised blocks is answered as it is."""
 
     label: str  # the file or folder, for error messages
 
     def names(self) -> Collection[str]: ...
 
-    def read(self, name: str) -> Tensor: ...
+    def read(self, name: str) -> Tensor | Packed: ...
 
 
 class Weights:
-    def __init__(self, source: Source, dtype: torch.dtype, device: torch.device, shard: Shard | None = None) -> None:
-        self.source, self.dtype, self.device = source, dtype, device
+    def __init__(
+        self, source: Source, ops: Ops, dtype: torch.dtype, device: torch.device, shard: Shard | None = None
+    ) -> None:
+        self.source, self.ops, self.dtype, self.device = source, ops, dtype, device
         self.shard = shard or Shard()
-
         self.prefix = ""
         self.used: set[str] = set()
-        self.progress: Callable[[], None] | None = None
 
     def under(self, prefix: str) -> Weights:
-        view = Weights.__new__(Weights)
-        view.__dict__.update(self.__dict__)
-        view.prefix = self.prefix + prefix
+        view = Weights(self.source, self.ops, self.dtype, self.device, self.shard)
+        view.prefix, view.used = self.prefix + prefix, self.used
         return view
 
     def has(self, name: str) -> bool:
@@ -50,42 +52,52 @@ class Weights:
         return sorted(set(self.source.names()) - self.used)
 
     def whole(self, name: str, shape: Shape) -> Tensor:
-        return self._read(name, shape).to(self.device, self.dtype).contiguous()
-
-    def transposed(self, name: str, shape: Shape) -> Tensor:
-        """A matrix stored [in, out]; `shape` is [out, in]."""
-        return self._read(name, shape[::-1]).t().to(self.device, self.dtype).contiguous()
+        return self._dense(name, shape).to(self.device, self.dtype).contiguous()
 
     def rows(self, names: list[str], shapes: list[Shape]) -> Tensor:
-        """This rank's rows of each, fused into one."""
-        parts = []
-        for name, shape in zip(names, shapes, strict=True):
-            parts.append(self._read(name, shape)[self.shard.part(shape[0])].to(self.device, self.dtype))
+        """This rank's part of each vector, joined."""
+        parts = [self._dense(n, s)[self.shard.part(s[0])].to(self.device, self.dtype) for n, s in zip(names, shapes)]
         return torch.cat(parts).contiguous()
 
-    def columns(self, name: str, shape: Shape) -> Tensor:
-        part = self._read(name, shape)[:, self.shard.part(shape[1])]
-        return part.to(self.device, self.dtype).contiguous()
+    def matrix(self, names: list[str], shapes: list[Shape]) -> Weight:
+        """This rank's rows of each matrix, stacked into one weight."""
+        if self.shard.size == 1:
+            return self._pack([self._read(name, shape) for name, shape in zip(names, shapes, strict=True)])
+        return self._pack([self._dense(n, s)[self.shard.part(s[0])] for n, s in zip(names, shapes, strict=True)])
 
-    def head(self, embedding: VocabularyParallel, name: str, tied: bool) -> VocabularyParallel:
-        """The vocabulary head: the embedding again when tied (a stored copy must then be the same size)."""
-        if tied:
-            if self.has(name):
-                self.used.add(self.prefix + name)
-            return embedding
-        return VocabularyParallel(embedding.ops, self.rows([name], [embedding.weight.shape]))
+    def columns(self, name: str, shape: Shape) -> Weight:
+        if self.shard.size == 1:
+            return self._pack([self._read(name, shape)])
+        return self._pack([self._dense(name, shape)[:, self.shard.part(shape[1])]])
 
-    def _read(self, name: str, shape: Shape) -> Tensor:
+    def transposed(self, name: str, shape: Shape) -> Weight:
+        """A matrix stored [in, out]; `shape` is [out, in]."""
+        return self._pack([self._dense(name, shape[::-1]).t()])
+
+    def head(self, embedding: Weight, name: str, tied: bool) -> Weight:
+        """The vocabulary head: the embedding again when tied."""
+        if not tied:
+            return self.matrix([name], [embedding.shape])
+        if self.has(name):
+            self.used.add(self.prefix + name)
+        return embedding
+
+    def _pack(self, parts: list[Tensor | Packed]) -> Weight:
+        return self.ops.pack(parts, self.dtype, self.device)
+
+    def _dense(self, name: str, shape: Shape) -> Tensor:
+        found = self._read(name, shape)
+        return found if isinstance(found, Tensor) else found.dequantize()
+
+    def _read(self, name: str, shape: Shape) -> Tensor | Packed:
         full = self.prefix + name
         if full not in self.source.names():
             raise CheckpointError(f"{self.source.label} lacks the tensor {full}, which this model needs")
         self.used.add(full)
-        tensor = self.source.read(full)
-        if tuple(tensor.shape) != shape:
+        found = self.source.read(full)
+        if tuple(found.shape) != shape:
             raise CheckpointError(
-                f"{self.source.label}: tensor {full} has shape {list(tensor.shape)}, but the config "
+                f"{self.source.label}: tensor {full} has shape {list(found.shape)}, but the config "
                 f"makes it {list(shape)}"
             )
-        if self.progress is not None:
-            self.progress()
-        return tensor
+        return found

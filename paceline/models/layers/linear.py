@@ -6,12 +6,11 @@ Column-parallel weights lose rows (outputs), row-parallel ones columns (inputs),
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from paceline.kernels import Ops
-from paceline.kernels.ops import Weight
+from paceline.kernels.ops import Forward, Weight
 
 
 @dataclass(frozen=True)
@@ -29,28 +28,16 @@ class Shard:
         return slice(self.rank * step, (self.rank + 1) * step)
 
 
+@dataclass
 class ColumnParallel:
     """y = x Wᵀ + b, this rank's rows of W: its own outputs, nothing to reduce."""
 
-    def __init__(self, ops: Ops, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.ops, self.weight, self.bias = ops, Weight(weight), bias
+    weight: Weight
+    bias: Tensor | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.ops.linear(x, self.weight, self.bias)
+    def __call__(self, f: Forward, x: Any) -> Any:
+        return f.linear(x, self.weight, self.bias)
 
 
 class RowParallel(ColumnParallel):
     """y = x Wᵀ + b, this rank's columns of W: a partial sum, whole at one rank."""
-
-
-class VocabularyParallel:
-    """The embedding and the head: rows are token ids. Tied models share one instance."""
-
-    def __init__(self, ops: Ops, weight: Tensor) -> None:
-        self.ops, self.weight = ops, Weight(weight)
-
-    def embed(self, ids: Tensor) -> Tensor:
-        return torch.nn.functional.embedding(ids, self.weight.dense)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.ops.linear(hidden, self.weight, None).float()

@@ -35,25 +35,8 @@ def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     return torch.where(wavelength < high, frequencies, result)
 
 
-class Rope:
-    """Cosines and sines of every position, made once."""
-
-    def __init__(self, rope: RopeConfig, head_dim: int, max_position: int, factors: Tensor | None = None) -> None:
-        angles = torch.outer(
-            torch.arange(max_position, dtype=torch.float32), inverse_frequencies(rope, head_dim, factors)
-        )
-        self.cos, self.sin = angles.cos(), angles.sin()  # [positions, head_dim / 2]
-
-    def to(self, device: torch.device) -> Rope:
-        self.cos, self.sin = self.cos.to(device), self.sin.to(device)
-        return self
-
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine rows [T, 1, head_dim / 2], made once a forward and used by every layer."""
-        return self.cos[positions][:, None], self.sin[positions][:, None]
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[T, heads, D], in float32 and back."""
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+def tables(rope: RopeConfig, head_dim: int, max_position: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every position, [positions, head_dim / 2], made once."""
+    frequencies = inverse_frequencies(rope, head_dim, factors)
+    angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
+    return angles.cos(), angles.sin()
