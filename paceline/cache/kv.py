@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +22,14 @@ class KVCache:
         """Storage for `count` more layers. Zeros, because masked rows are multiplied by 0, and 0 · NaN is NaN."""
         rows = self.pool.num_pages * self.pool.block_size
         shape = (rows, num_kv_heads, head_dim)
-        return [
-            (torch.zeros(shape, dtype=dtype, device=self.device), torch.zeros(shape, dtype=dtype, device=self.device))
-            for _ in range(count)
-        ]
+        return [(self._zeros(shape, dtype), self._zeros(shape, dtype)) for _ in range(count)]
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+        # numpy's zeros cost no memory until they are written to; torch's are written at once.
+        size = int(np.prod(shape)) * dtype.itemsize
+        return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
 
     def new_epoch(self) -> int:
         """A number for a drafter that starts now: rows written under another number are not its own."""

@@ -1,30 +1,42 @@
 """One name per operation. `select` answers with the set of implementations a model runs on.
 
     reference   rows one at a time in a fixed order: slow, row-invariant, what everything else is tested against
-    torch       PyTorch's own kernels: fast, not row-invariant on a CPU (a row's last bits depend on its neighbours)
+    torch       PyTorch's own kernels: any device; on a CPU a row's last bits depend on its neighbours
+    native      our own CPU library: packed weights, row-invariant, fast; float32 activations
 
 Kernels see tensors and a `Layout`. They know nothing of sequences, drafting or sampling.
 """
 
 from __future__ import annotations
 
+import torch
+
 from paceline.errors import OptionError
 from paceline.kernels.ops import Ops
 
-KERNELS = ("auto", "torch", "reference")
+KERNELS = ("auto", "native", "torch", "reference")
 
 
-def select(name: str) -> Ops:
-    """The operations called `name`."""
+def select(name: str, device: torch.device, dtype: torch.dtype) -> Ops:
+    """The operations called `name`; auto: native where it is built and fits, else torch."""
+    if name not in KERNELS:
+        raise OptionError(f"kernels={name!r} is not known; allowed: {', '.join(KERNELS)}")
+    fits = device.type == "cpu" and dtype == torch.float32
+    if name == "auto" and fits:
+        from paceline.kernels.cpu.library import library
+
+        name = "torch" if library() is None else "native"
+    if name == "native":
+        from paceline.kernels.cpu.native import NativeOps
+
+        return NativeOps()
     if name == "reference":
         from paceline.kernels.reference import ReferenceOps
 
         return ReferenceOps()
-    if name in ("auto", "torch"):
-        from paceline.kernels.eager import EagerOps
+    from paceline.kernels.eager import EagerOps
 
-        return EagerOps()
-    raise OptionError(f"kernels={name!r} is not known; allowed: {', '.join(KERNELS)}")
+    return EagerOps()
 
 
 __all__ = ["KERNELS", "Ops", "select"]

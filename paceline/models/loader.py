@@ -157,7 +157,7 @@ def build(found: Found, dtype: torch.dtype, device: torch.device, kernels: str, 
     from paceline.models.opt import OPT
 
     config = found.config
-    ops = select(kernels)
+    ops = select(kernels, device, dtype)
     weights = Weights(found.source, ops, dtype, device)
     kind: Any = {"gpt2": GPT2, "opt": OPT}.get(config.architecture, Llama)
     model = kind(config, ops, weights, max_position)

@@ -1,0 +1,62 @@
+"""Compiles the native library: plain C++, no torch headers, a few seconds. Run by the package's own build.
+
+    python paceline/kernels/cpu/build.py [--sanitize]
+
+Each path is compiled for its own instruction set and chosen at run time; `-ffp-contract=off` keeps a multiply and an add
+two operations everywhere, so that all paths round alike. Without a compiler nothing is built and nothing fails.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).parent
+COMMON = ["-std=c++20", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mf16c"]
+FLAGS = {
+    "native": ["-O3"],
+    "pack": ["-O3"],
+    "pool": ["-O2"],
+    "path_portable": ["-O2"],
+    "path_avx2": ["-O3", *(["-mavx2", "-mf16c"] if X86 else [])],
+    "path_avx512": ["-O3", *(AVX512 if X86 else [])],
+}
+
+
+def build(target: Path | None = None, extra: list[str] | None = None) -> Path | None:
+    """The library's path, or None if there is no compiler or it failed (what it said goes to stderr)."""
+    compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    if compiler is None:
+        return None
+    target = target or HERE / "_native.so"
+    options = [*COMMON, *(extra or [])]
+    with tempfile.TemporaryDirectory() as folder:
+        objects = {name: Path(folder) / f"{name}.o" for name in FLAGS}
+        commands = [
+            [compiler, *options, *flags, "-c", str(HERE / "csrc" / f"{name}.cpp"), "-o", str(objects[name])]
+            for name, flags in FLAGS.items()
+        ]
+        with ThreadPoolExecutor() as threads:
+            results = list(threads.map(lambda c: subprocess.run(c, capture_output=True, text=True), commands))
+        link = [compiler, "-shared", *options, *map(str, objects.values()), "-o", str(target)]
+        if all(result.returncode == 0 for result in results):
+            results.append(subprocess.run(link, capture_output=True, text=True))
+        for result in results:
+            if result.returncode:
+                print(result.stderr[:2000], file=sys.stderr)
+                return None
+    return target
+
+
+if __name__ == "__main__":
+    sanitize = ["-fsanitize=address", "-g"] if "--sanitize" in sys.argv else None
+    built = build(extra=sanitize)
+    print(built or "not built")
+    sys.exit(0 if built else 1)

@@ -1,0 +1,43 @@
+// A model's forward as a flat list of operations, and everything one run of it needs. Mirrored in native.py.
+#pragma once
+#include "packed.h"
+
+namespace paceline {
+
+struct Segment { int32_t kind; int32_t pad; const uint8_t* data; int64_t rows; };
+struct Weight { const Segment* segments; int64_t num_segments, rows, columns; };
+
+enum OpCode : int32_t { EMBED, POSITIONS, LINEAR, RMS_NORM, LAYER_NORM, ACTIVATION, GATED, ADD, HEAD_NORM, ROPE, ATTENTION, TAP };
+enum Act : int32_t { SILU, GELU_NEW, GELU, RELU };
+
+// Values are buffers, by number; a, b are inputs, out the result. n0..n3 and f mean what the operation says.
+struct Op {
+    int32_t code, a, b, out;
+    int64_t n0, n1, n2, n3;
+    float f, pad;
+    const void* w0;
+    const void* w1;
+};
+
+struct Buffer { int64_t offset, width; };  // floats a row
+
+struct Program {
+    const Op* ops; int64_t num_ops;
+    const Buffer* buffers; int64_t num_buffers;
+    int64_t row_floats;  // of all buffers together
+};
+
+struct Batch {
+    int64_t rows;
+    const int64_t *ids, *slots, *positions, *tree_base, *path, *first, *write, *page_table;
+    int64_t path_width, table_width, block_size;
+    float* const* keys;    // by layer, [cache rows, kv heads, width]
+    float* const* values;
+    int64_t final_buffer;
+    float* final_out;           // [rows, H]
+    const int64_t* taps;        // boundaries wanted
+    int64_t num_taps;
+    float* tapped_out;          // [rows, num_taps * H]
+};
+
+}  // namespace paceline

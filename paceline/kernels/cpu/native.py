@@ -1,0 +1,132 @@
+"""The native CPU kernels as a set of operations: a model is recorded once and then run in one call per forward.
+
+Weights stay in their quantised blocks, re-ordered into tiles (see csrc/packed.h); float weights are kept as they are.
+Every row is computed by itself, so results do not depend on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import OptionError
+from paceline.kernels.cpu.library import KINDS, SOURCES, BatchStruct, Segment, WeightStruct, library
+from paceline.kernels.cpu.recording import Recording
+from paceline.kernels.ops import FINAL, Describes, Hidden, LayerCache, Layout, Packed, Weight
+
+_ALIGNED = 64
+
+
+class NativeWeight:
+    """Tiles of one or several matrices with the same columns, and the struct that points at them."""
+
+    def __init__(self, segments: list[tuple[int, np.ndarray[Any, Any], int]], columns: int) -> None:
+        self.segments, self.columns = segments, columns
+        self.rows = sum(rows for _, _, rows in segments)
+        self._array = (Segment * len(segments))(*(Segment(kind, 0, data.ctypes.data, rows) for kind, data, rows in segments))
+        self.struct = WeightStruct(self._array, len(segments), self.rows, columns)
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.struct)
+
+
+def _aligned(size: int) -> np.ndarray[Any, Any]:
+    raw = np.empty(size + _ALIGNED, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGNED
+    return raw[start : start + size]
+
+
+class NativeOps:
+    name = "native"
+
+    def __init__(self) -> None:
+        found = library()
+        if found is None:
+            raise OptionError("kernels='native' was asked for, but the native kernels are not built on this machine")
+        self.library = found
+        self._recordings: weakref.WeakKeyDictionary[Any, Recording] = weakref.WeakKeyDictionary()
+
+    def pack(self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device) -> Weight:
+        if device.type != "cpu" or dtype != torch.float32:
+            raise OptionError(f"the native kernels compute in float32 on a CPU, not in {dtype} on {device}")
+        columns = int(parts[0].shape[1])
+        packed = NativeWeight([self._segment(part, columns) for part in parts], columns)
+        return Weight(packed, (packed.rows, columns))
+
+    def _segment(self, part: Tensor | Packed, columns: int) -> tuple[int, np.ndarray[Any, Any], int]:
+        rows = int(part.shape[0])
+        if not isinstance(part, Tensor) and part.kind in SOURCES:
+            source = SOURCES.index(part.kind)
+            kind = self.library.paceline_kind(source)
+            raw = np.ascontiguousarray(part.raw)
+            wanted = self.library.paceline_row_bytes(source, columns)
+            if raw.shape != (rows, wanted):
+                raise OptionError(f"a {part.kind} matrix of {rows} x {columns} has {raw.shape} bytes, not {rows} x {wanted}")
+            tiles = self._tiles(kind, rows, columns)
+            self.library.paceline_pack(source, raw.ctypes.data, rows, columns, tiles.ctypes.data)
+            return kind, tiles, rows
+        dense = part if isinstance(part, Tensor) else part.dequantize()
+        kind = KINDS.index("BF16" if dense.dtype == torch.bfloat16 else "F32")
+        values = dense.detach().to(torch.float32).contiguous()
+        tiles = self._tiles(kind, rows, columns)
+        self.library.paceline_pack_dense(kind, values.data_ptr(), rows, columns, tiles.ctypes.data)
+        return kind, tiles, rows
+
+    def _tiles(self, kind: int, rows: int, columns: int) -> np.ndarray[Any, Any]:
+        return _aligned(-(-rows // 16) * int(self.library.paceline_tile_bytes(kind, columns)))
+
+    def embed(self, weight: Weight, ids: Tensor) -> Tensor:
+        out = torch.empty(len(ids), weight.shape[1])
+        ids = ids.contiguous()
+        self.library.paceline_embed(weight.data.struct, ids.data_ptr(), len(ids), out.data_ptr())
+        return out
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+        x = x.contiguous()
+        out = torch.empty(len(x), weight.shape[0])
+        address = None if bias is None else bias.data_ptr()
+        self.library.paceline_linear(weight.data.struct, x.data_ptr(), len(x), address, out.data_ptr())
+        return out
+
+    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
+        return self.linear(hidden, weight)
+
+    def run(
+        self, model: Describes, ids: Tensor, layout: Layout, caches: Sequence[LayerCache], taps: tuple[int, ...]
+    ) -> Hidden:
+        recording = self._recordings.get(model)
+        if recording is None:
+            recording = self._recordings[model] = Recording(model)
+        rows, width = len(ids), recording.width
+        final = torch.empty(rows, width)
+        tapped = torch.empty(rows, len(taps) * width) if taps else None
+        held = [ids, layout.slots, layout.positions, layout.tree_base, layout.path, layout.first, layout.write]
+        held = [None if tensor is None else tensor.contiguous() for tensor in (*held, layout.page_table)]
+        keys, values = recording.pointers(caches)
+        wanted = torch.tensor(taps, dtype=torch.int64)
+        batch = BatchStruct(
+            rows,
+            *(None if tensor is None else tensor.data_ptr() for tensor in held),
+            0 if layout.path is None else layout.path.shape[1],
+            layout.page_table.shape[1],
+            layout.block_size,
+            ctypes.addressof(keys),
+            ctypes.addressof(values),
+            recording.final,
+            final.data_ptr(),
+            wanted.data_ptr() if taps else None,
+            len(taps),
+            None if tapped is None else tapped.data_ptr(),
+        )
+        self.library.paceline_run(recording.program, batch)
+        return Hidden(final, tapped)
+
+
+__all__ = ["FINAL", "NativeOps", "NativeWeight"]
