@@ -19,7 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 COMMON = ["-std=c++20", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 X86 = platform.machine().lower() in ("x86_64", "amd64")
-AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mf16c"]
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mf16c", "-mprefer-vector-width=512"]
 FLAGS = {
     "native": ["-O3"],
     "pack": ["-O3"],

@@ -29,7 +29,9 @@ class NativeWeight:
     def __init__(self, segments: list[tuple[int, np.ndarray[Any, Any], int]], columns: int) -> None:
         self.segments, self.columns = segments, columns
         self.rows = sum(rows for _, _, rows in segments)
-        self._array = (Segment * len(segments))(*(Segment(kind, 0, data.ctypes.data, rows) for kind, data, rows in segments))
+        self._array = (Segment * len(segments))(
+            *(Segment(kind, 0, data.ctypes.data, rows) for kind, data, rows in segments)
+        )
         self.struct = WeightStruct(self._array, len(segments), self.rows, columns)
 
     @property
@@ -68,7 +70,9 @@ class NativeOps:
             raw = np.ascontiguousarray(part.raw)
             wanted = self.library.paceline_row_bytes(source, columns)
             if raw.shape != (rows, wanted):
-                raise OptionError(f"a {part.kind} matrix of {rows} x {columns} has {raw.shape} bytes, not {rows} x {wanted}")
+                raise OptionError(
+                    f"a {part.kind} matrix of {rows} x {columns} has {raw.shape} bytes, not {rows} x {wanted}"
+                )
             tiles = self._tiles(kind, rows, columns)
             self.library.paceline_pack(source, raw.ctypes.data, rows, columns, tiles.ctypes.data)
             return kind, tiles, rows

@@ -15,6 +15,7 @@ from paceline.kernels.ops import ACTIVATIONS, FINAL, Describes, Heads, LayerCach
 CODES = (
     "embed",
     "positions",
+    "quantise",
     "linear",
     "rms_norm",
     "layer_norm",
@@ -23,6 +24,7 @@ CODES = (
     "add",
     "head_norm",
     "rope",
+    "store",
     "attention",
     "tap",
 )
@@ -70,6 +72,7 @@ class Recorder:
 
     def linear(self, x: Value, weight: Weight, bias: Tensor | None) -> Value:
         extra = {} if bias is None else {"w1": self._keep(bias)}
+        self._op("quantise", 0, x, w0=self._weight(weight))
         return self._op("linear", weight.shape[0], x, w0=self._weight(weight), **extra)
 
     def rms_norm(self, x: Value, weight: Tensor, eps: float) -> Value:
@@ -88,16 +91,15 @@ class Recorder:
         return self._op("add", x.width, x, y)
 
     def head_norm(self, qkv: Value, heads: Heads, query: Tensor, key: Tensor, eps: float) -> Value:
-        return self._op(
-            "head_norm", qkv.width, qkv, f=eps, w0=self._keep(query), w1=self._keep(key), **_shape(heads)
-        )
+        return self._op("head_norm", qkv.width, qkv, f=eps, w0=self._keep(query), w1=self._keep(key), **_shape(heads))
 
     def rope(self, qkv: Value, heads: Heads, cos: Tensor, sin: Tensor) -> Value:
         return self._op("rope", qkv.width, qkv, w0=self._keep(cos), w1=self._keep(sin), **_shape(heads))
 
     def attention(self, qkv: Value, heads: Heads, layer: int, window: int | None) -> Value:
-        width = heads.num_heads * heads.head_dim
-        return self._op("attention", width, qkv, n3=layer | (window or 0) << WINDOW_SHIFT, **_shape(heads))
+        place = {"n3": layer | (window or 0) << WINDOW_SHIFT, **_shape(heads)}
+        self._op("store", 0, qkv, **place)
+        return self._op("attention", heads.num_heads * heads.head_dim, qkv, **place)
 
     def tap(self, boundary: int, x: Value) -> None:
         self._op("tap", 0, x, n0=boundary)

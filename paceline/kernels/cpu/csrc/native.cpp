@@ -32,59 +32,6 @@ const Path* find_path(const char* name) {
 
 const Path& path() { if (!chosen) chosen = find_path(nullptr); return *chosen; }
 
-// ---- sums over sixteen lanes, folded in one order
-
-inline float fold(const float* lane) {
-    float a[8], b[4];
-    for (int i = 0; i < 8; ++i) a[i] = lane[i] + lane[i + 8];
-    for (int i = 0; i < 4; ++i) b[i] = a[i] + a[i + 4];
-    return (b[0] + b[2]) + (b[1] + b[3]);
-}
-
-inline float dot(const float* x, const float* y, int64_t n) {
-    float lane[16] = {0};
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16)
-        for (int l = 0; l < 16; ++l) lane[l] += x[i + l] * y[i + l];
-    for (int l = 0; i < n; ++i, ++l) lane[l] += x[i] * y[i];
-    return fold(lane);
-}
-
-inline float sum(const float* x, int64_t n) {
-    float lane[16] = {0};
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16)
-        for (int l = 0; l < 16; ++l) lane[l] += x[i + l];
-    for (int l = 0; i < n; ++i, ++l) lane[l] += x[i];
-    return fold(lane);
-}
-
-// e^x by splitting off a power of two and a polynomial of degree 6; about one unit in the last place.
-inline float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-    const float k = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
-    const float r = (x - k * 0.693145752f) - k * 1.42860677e-6f;
-    float p = 1.38888889e-3f;
-    p = p * r + 8.33333333e-3f;
-    p = p * r + 4.16666667e-2f;
-    p = p * r + 1.66666667e-1f;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    union { int32_t i; float f; } power;
-    power.i = (int32_t(k) + 127) << 23;
-    return p * power.f;
-}
-
-inline float act(float x, int64_t kind) {
-    switch (kind) {
-        case SILU: return x / (1.0f + exponential(-x));
-        case RELU: return x > 0 ? x : 0.0f;
-        case GELU: return 0.5f * x * (1.0f + std::erf(x * 0.70710678f));
-        default: return 0.5f * x * (1.0f + std::tanh(0.79788456f * (x + 0.044715f * x * x * x)));
-    }
-}
-
 // ---- what a run shares between threads
 
 struct Scratch {  // quantised activations of one linear's input
@@ -104,10 +51,8 @@ struct Scratch {  // quantised activations of one linear's input
 
 struct Run {
     Pool& pool;
-    std::atomic<int64_t>* next;  // per operation and stage: the next unit of work
     Scratch& scratch;
     std::vector<std::vector<float>>& local;  // per thread
-    int64_t stage = 0;
 
     // Share out `units` of work in chunks; every thread calls it with the same arguments.
     template <class Work> void share(std::atomic<int64_t>& counter, int64_t units, int64_t chunk, Work&& work) {
@@ -125,21 +70,23 @@ bool needs_quants(const Weight& w) {
     return false;
 }
 
-void linear(Run& run, std::atomic<int64_t>* counter, const Weight& w, const float* x, int64_t rows, float* out, const float* bias) {
-    Scratch& s = run.scratch;
+void quantise(Scratch& s, const Weight& w, const float* x, int64_t r) {
     const int64_t blocks = w.columns / BLOCK;
-    const bool quants = needs_quants(w);
-    run.share(counter[0], rows, 1, [&](int64_t r) {
-        Activation& a = s.rows[r];
-        a = {s.quants.data() + r * w.columns, s.scales.data() + r * blocks, s.sums.data() + r * blocks, s.halves.data() + 2 * r * blocks, x + r * w.columns};
-        if (quants) quantise_row(x + r * w.columns, w.columns, s.quants.data() + r * w.columns, s.scales.data() + r * blocks, s.sums.data() + r * blocks, s.halves.data() + 2 * r * blocks);
-    });
-    run.pool.meet();
+    int8_t* quants = s.quants.data() + r * w.columns;
+    float *scales = s.scales.data() + r * blocks, *sums = s.sums.data() + r * blocks;
+    int32_t* halves = s.halves.data() + 2 * r * blocks;
+    s.rows[r] = {quants, scales, sums, halves, x};
+    if (needs_quants(w)) path().quantise(x, w.columns, quants, scales, sums, halves);
+}
+
+// All tiles of a weight for rows that are quantised already.
+void linear(Run& run, std::atomic<int64_t>& counter, const Weight& w, int64_t rows, float* out, const float* bias) {
     int64_t tiles = 0;
     for (int64_t i = 0; i < w.num_segments; ++i) tiles += (w.segments[i].rows + LANES - 1) / LANES;
     const int64_t chunk = std::max<int64_t>(1, tiles / (run.pool.size() * 8));
     const int most = path().max_rows;
-    run.share(counter[1], tiles, chunk, [&](int64_t unit) {
+    const Activation* activations = run.scratch.rows.data();
+    run.share(counter, tiles, chunk, [&](int64_t unit) {
         const Segment* segment = w.segments;
         int64_t column = 0, tile = unit;
         while (tile >= (segment->rows + LANES - 1) / LANES) { tile -= (segment->rows + LANES - 1) / LANES; column += segment->rows; ++segment; }
@@ -149,7 +96,7 @@ void linear(Run& run, std::atomic<int64_t>* counter, const Weight& w, const floa
         float result[8][LANES];
         for (int64_t r = 0; r < rows; r += most) {
             const int count = int(std::min<int64_t>(most, rows - r));
-            path().tile[segment->kind](data, w.columns, s.rows.data() + r, count, result);
+            path().tile[segment->kind](data, w.columns, activations + r, count, result);
             for (int i = 0; i < count; ++i) {
                 float* to = out + (r + i) * w.rows + first;
                 if (bias) for (int l = 0; l < lanes; ++l) to[l] = result[i][l] + bias[first + l];
@@ -157,7 +104,6 @@ void linear(Run& run, std::atomic<int64_t>* counter, const Weight& w, const floa
             }
         }
     });
-    run.pool.meet();
 }
 
 void read_rows(const Weight& w, int64_t id, float* out) {
@@ -166,126 +112,134 @@ void read_rows(const Weight& w, int64_t id, float* out) {
     read_row(segment->kind, segment->data + id / LANES * tile_bytes(segment->kind, w.columns), int(id % LANES), w.columns, out);
 }
 
-void rms_norm(const float* x, const float* w, float eps, int64_t n, float* out) {
-    const float scale = 1.0f / std::sqrt(dot(x, x, n) / float(n) + eps);
-    for (int64_t i = 0; i < n; ++i) out[i] = x[i] * scale * w[i];
-}
+// For every row the cache rows of the positions it may see, by position; made once a run for all layers.
+struct Lines {
+    std::vector<int32_t> rows;
+    std::vector<int64_t> starts;  // [rows + 1]
 
-void layer_norm(const float* x, const float* w, const float* b, float eps, int64_t n, float* out) {
-    const float mean = sum(x, n) / float(n);
-    for (int64_t i = 0; i < n; ++i) out[i] = x[i] - mean;
-    const float scale = 1.0f / std::sqrt(dot(out, out, n) / float(n) + eps);
-    for (int64_t i = 0; i < n; ++i) out[i] = out[i] * scale * w[i] + b[i];
-}
-
-void rope(float* row, int64_t heads, int64_t width, const float* cos, const float* sin) {
-    const int64_t half = width / 2;
-    for (int64_t h = 0; h < heads; ++h, row += width)
-        for (int64_t i = 0; i < half; ++i) {
-            const float first = row[i], second = row[half + i];
-            row[i] = first * cos[i] - second * sin[i];
-            row[half + i] = second * cos[i] + first * sin[i];
+    void fill(const Batch& batch) {
+        starts.resize(batch.rows + 1);
+        int64_t total = 0;
+        for (int64_t r = 0; r < batch.rows; ++r) {
+            starts[r] = total;
+            total += batch.positions[r] + 1 - (batch.first ? batch.first[r] : 0);
         }
-}
+        starts[batch.rows] = total;
+        rows.resize(std::max<size_t>(rows.size(), size_t(total)));
+        for (int64_t r = 0; r < batch.rows; ++r) fill_row(batch, r, rows.data() + starts[r]);
+    }
 
-// One row's look at one kv head: all positions it may see, in ascending order.
-void attend(const Batch& batch, int64_t row, int64_t kv, int64_t kv_heads, int64_t group, int64_t width, int64_t window,
-            const float* query, const float* keys, const float* values, float* out, std::vector<float>& memory) {
-    const int64_t position = batch.positions[row], base = batch.tree_base[row];
-    int64_t first = batch.first ? batch.first[row] : 0;
-    if (window > 0) first = std::max(first, position - window + 1);
-    const int64_t count = position + 1 - first;
-    memory.resize(std::max<size_t>(memory.size(), size_t((group + 2) * count + 64)));
-    int64_t* lines = reinterpret_cast<int64_t*>(memory.data());  // two floats each
-    float* scores = memory.data() + 2 * count;
-    const int64_t* pages = batch.page_table + batch.slots[row] * batch.table_width;
-    for (int64_t i = 0; i < count; ++i) {
-        int64_t line = first + i;
-        if (batch.path && line >= base) line = base + batch.path[row * batch.path_width + line - base];
-        lines[i] = (pages[line / batch.block_size] * batch.block_size + line % batch.block_size) * kv_heads + kv;
-    }
-    const float scale = 1.0f / std::sqrt(float(width));
-    for (int64_t i = 0; i < count; ++i) {
-        const float* key = keys + lines[i] * width;
-        for (int64_t g = 0; g < group; ++g) scores[g * count + i] = dot(query + g * width, key, width) * scale;
-    }
-    for (int64_t g = 0; g < group; ++g) {
-        float* s = scores + g * count;
-        float largest = s[0];
-        for (int64_t i = 1; i < count; ++i) largest = s[i] > largest ? s[i] : largest;
-        for (int64_t i = 0; i < count; ++i) s[i] = exponential(s[i] - largest);
-        const float inverse = 1.0f / sum(s, count);
-        float* to = out + g * width;
-        for (int64_t d = 0; d < width; ++d) to[d] = 0;
-        for (int64_t i = 0; i < count; ++i) {
-            const float* value = values + lines[i] * width;
-            const float p = s[i];
-            for (int64_t d = 0; d < width; ++d) to[d] += p * value[d];
+    static void fill_row(const Batch& batch, int64_t r, int32_t* to) {
+        const int64_t* pages = batch.page_table + batch.slots[r] * batch.table_width;
+        const int64_t size = batch.block_size, last = batch.positions[r], base = batch.path ? batch.tree_base[r] : last + 1;
+        int64_t position = batch.first ? batch.first[r] : 0;
+        while (position <= last && position < base) {  // page by page
+            const int64_t page = position / size, end = std::min({(page + 1) * size, base, last + 1});
+            const int64_t shift = pages[page] * size - page * size;
+            for (; position < end; ++position) *to++ = int32_t(position + shift);
         }
-        for (int64_t d = 0; d < width; ++d) to[d] *= inverse;
+        for (; position <= last; ++position) {  // its ancestors among the undecided nodes
+            const int64_t line = base + batch.path[r * batch.path_width + position - base];
+            *to++ = int32_t(pages[line / size] * size + line % size);
+        }
     }
+};
+
+// One row's look at one kv head.
+void attend(const Batch& batch, const Op& op, const Lines& lines, int64_t row, int64_t kv, const float* query, float* out, std::vector<float>& memory) {
+    const int64_t layer = op.n3 & 0xFFFF, window = op.n3 >> 16;
+    int64_t count = lines.starts[row + 1] - lines.starts[row];
+    if (window > 0) count = std::min(count, window);
+    memory.resize(std::max<size_t>(memory.size(), size_t(count + 64)));
+    const int32_t* seen = lines.rows.data() + lines.starts[row + 1] - count;
+    const Look look = {query, batch.keys[layer], batch.values[layer], seen, count, op.n0 / op.n1, op.n1, kv};
+    path().attend(look, op.n2, memory.data(), out);
 }
 
-void run_op(Run& run, const Program& program, const Op& op, const Batch& batch, float* space, std::atomic<int64_t>* counter, int thread) {
-    const int64_t rows = batch.rows;
-    auto at = [&](int32_t number) { return space + program.buffers[number].offset * rows; };
-    auto width = [&](int32_t number) { return program.buffers[number].width; };
-    if (op.code == LINEAR)
-        return linear(run, counter, *static_cast<const Weight*>(op.w0), at(op.a), rows, at(op.out), static_cast<const float*>(op.w1));
+bool by_row(int32_t code) { return code != LINEAR && code != ATTENTION; }
+
+struct Frame {  // one run's tensors
+    const Program& program;
+    const Batch& batch;
+    const Lines& lines;
+    float* floats;
+    float* at(int32_t number, int64_t row = 0) const {
+        const Buffer& buffer = program.buffers[number];
+        return floats + buffer.offset * batch.rows + row * buffer.width;
+    }
+    int64_t width(int32_t number) const { return program.buffers[number].width; }
+};
+
+void row_op(const Frame& frame, Scratch& scratch, const Op& op, int64_t r) {
+    const Batch& batch = frame.batch;
+    const int64_t n = op.a >= 0 ? frame.width(op.a) : 0;
+    const float* x = op.a >= 0 ? frame.at(op.a, r) : nullptr;
+    float* out = op.out >= 0 ? frame.at(op.out, r) : nullptr;
     const float* w0 = static_cast<const float*>(op.w0);
     const float* w1 = static_cast<const float*>(op.w1);
-    if (op.code == ATTENTION) {  // n0 heads, n1 kv heads, n2 width, n3 layer and window
-        const int64_t heads = op.n0, kv_heads = op.n1, d = op.n2, layer = op.n3 & 0xFFFF, window = op.n3 >> 16, group = heads / kv_heads;
-        run.share(counter[0], rows, 8, [&](int64_t r) {
-            const float* kv = at(op.a) + r * width(op.a) + heads * d;
-            memcpy(batch.keys[layer] + batch.write[r] * kv_heads * d, kv, kv_heads * d * sizeof(float));
-            memcpy(batch.values[layer] + batch.write[r] * kv_heads * d, kv + kv_heads * d, kv_heads * d * sizeof(float));
-        });
-        run.pool.meet();
-        run.share(counter[1], rows * kv_heads, 1, [&](int64_t unit) {
-            const int64_t r = unit / kv_heads, kv = unit % kv_heads;
-            attend(batch, r, kv, kv_heads, group, d, window, at(op.a) + r * width(op.a) + kv * group * d, batch.keys[layer],
-                   batch.values[layer], at(op.out) + r * width(op.out) + kv * group * d, run.local[thread]);
-        });
-        run.pool.meet();
-        return;
-    }
-    run.share(counter[0], rows, 1, [&](int64_t r) {
-        const int64_t n = op.a >= 0 ? width(op.a) : 0, m = op.out >= 0 ? width(op.out) : 0;
-        const float* x = op.a >= 0 ? at(op.a) + r * n : nullptr;
-        float* out = op.out >= 0 ? at(op.out) + r * m : nullptr;
-        switch (op.code) {
-            case EMBED: read_rows(*static_cast<const Weight*>(op.w0), batch.ids[r], out); break;
-            case POSITIONS: { const float* p = w0 + (batch.positions[r] + op.n0) * n; for (int64_t i = 0; i < n; ++i) out[i] = x[i] + p[i]; break; }
-            case RMS_NORM: rms_norm(x, w0, op.f, n, out); break;
-            case LAYER_NORM: layer_norm(x, w0, w1, op.f, n, out); break;
-            case ACTIVATION: for (int64_t i = 0; i < n; ++i) out[i] = act(x[i], op.n0); break;
-            case GATED:
-                if (op.n0 == SILU) for (int64_t i = 0; i < m; ++i) out[i] = x[i] / (1.0f + exponential(-x[i])) * x[m + i];
-                else for (int64_t i = 0; i < m; ++i) out[i] = act(x[i], op.n0) * x[m + i];
-                break;
-            case ADD: { const float* y = at(op.b) + r * n; for (int64_t i = 0; i < n; ++i) out[i] = x[i] + y[i]; break; }
-            case HEAD_NORM:
-                memcpy(out, x, n * sizeof(float));
-                for (int64_t h = 0; h < op.n0 + op.n1; ++h) rms_norm(x + h * op.n2, h < op.n0 ? w0 : w1, op.f, op.n2, out + h * op.n2);
-                break;
-            case ROPE:
-                memcpy(out, x, n * sizeof(float));
-                rope(out, op.n0 + op.n1, op.n2, w0 + batch.positions[r] * (op.n2 / 2), w1 + batch.positions[r] * (op.n2 / 2));
-                break;
-            case TAP:
-                for (int64_t t = 0; t < batch.num_taps; ++t)
-                    if (batch.taps[t] == op.n0) memcpy(batch.tapped_out + (r * batch.num_taps + t) * n, x, n * sizeof(float));
-                break;
+    switch (op.code) {
+        case EMBED: read_rows(*static_cast<const Weight*>(op.w0), batch.ids[r], out); break;
+        case POSITIONS: path().add(x, w0 + (batch.positions[r] + op.n0) * n, n, out); break;
+        case QUANTISE: quantise(scratch, *static_cast<const Weight*>(op.w0), x, r); break;
+        case RMS_NORM: path().rms_norm(x, w0, op.f, n, out); break;
+        case LAYER_NORM: path().layer_norm(x, w0, w1, op.f, n, out); break;
+        case ACTIVATION: path().activate(x, n, op.n0, out); break;
+        case GATED: path().gated(x, n / 2, op.n0, out); break;
+        case ADD: path().add(x, frame.at(op.b, r), n, out); break;
+        case HEAD_NORM:
+            memcpy(out, x, n * sizeof(float));
+            for (int64_t h = 0; h < op.n0 + op.n1; ++h)
+                path().rms_norm(x + h * op.n2, h < op.n0 ? w0 : w1, op.f, op.n2, out + h * op.n2);
+            break;
+        case ROPE:
+            memcpy(out, x, n * sizeof(float));
+            path().rope(out, op.n0 + op.n1, op.n2, w0 + batch.positions[r] * (op.n2 / 2), w1 + batch.positions[r] * (op.n2 / 2));
+            break;
+        case STORE: {
+            const int64_t size = op.n1 * op.n2, layer = op.n3 & 0xFFFF;
+            const float* key = x + op.n0 * op.n2;
+            memcpy(batch.keys[layer] + batch.write[r] * size, key, size * sizeof(float));
+            memcpy(batch.values[layer] + batch.write[r] * size, key + size, size * sizeof(float));
+            break;
         }
-    });
-    run.pool.meet();
+        case TAP:
+            for (int64_t t = 0; t < batch.num_taps; ++t)
+                if (batch.taps[t] == op.n0) memcpy(batch.tapped_out + (r * batch.num_taps + t) * n, x, n * sizeof(float));
+            break;
+    }
+}
+
+// Operations on single rows that follow one another are done row by row without a meeting in between.
+void run_program(Run& run, const Frame& frame, std::atomic<int64_t>* counters, int thread) {
+    const Program& program = frame.program;
+    const int64_t rows = frame.batch.rows;
+    for (int64_t i = 0; i < program.num_ops;) {
+        const Op& op = program.ops[i];
+        int64_t end = i + 1;
+        if (by_row(op.code)) {
+            while (end < program.num_ops && by_row(program.ops[end].code)) ++end;
+            run.share(counters[i], rows, 1, [&](int64_t r) {
+                for (int64_t k = i; k < end; ++k) row_op(frame, run.scratch, program.ops[k], r);
+            });
+        } else if (op.code == LINEAR) {
+            linear(run, counters[i], *static_cast<const Weight*>(op.w0), rows, frame.at(op.out), static_cast<const float*>(op.w1));
+        } else {
+            const int64_t kv_heads = op.n1, part = op.n0 / kv_heads * op.n2;
+            run.share(counters[i], rows * kv_heads, 1, [&](int64_t unit) {
+                const int64_t r = unit / kv_heads, kv = unit % kv_heads;
+                attend(frame.batch, op, frame.lines, r, kv, frame.at(op.a, r) + kv * part, frame.at(op.out, r) + kv * part, run.local[thread]);
+            });
+        }
+        run.pool.meet();
+        i = end;
+    }
 }
 
 struct Space {  // grown as needed, used by one call at a time
     std::vector<float> floats;
     std::vector<std::vector<float>> local;
     Scratch scratch;
+    Lines lines;
     std::vector<std::atomic<int64_t>> counters;
 };
 Space& space() { static Space* one = new Space; return *one; }
@@ -306,8 +260,10 @@ int64_t paceline_tile_bytes(int kind, int64_t columns) { return int64_t(tile_byt
 int64_t paceline_row_bytes(int source, int64_t columns) { return int64_t(row_bytes(source, columns)); }
 void paceline_pack(int source, const uint8_t* raw, int64_t rows, int64_t columns, uint8_t* out) { pack_rows(source, raw, rows, columns, out); }
 void paceline_pack_dense(int kind, const float* values, int64_t rows, int64_t columns, uint8_t* out) { pack_dense(kind, values, rows, columns, out); }
-void paceline_quantise(const float* x, int64_t columns, int8_t* quants, float* scales, float* sums, int32_t* halves) { quantise_row(x, columns, quants, scales, sums, halves); }
-void paceline_exp(const float* x, int64_t n, float* out) { for (int64_t i = 0; i < n; ++i) out[i] = exponential(x[i]); }
+void paceline_quantise(const float* x, int64_t columns, int8_t* quants, float* scales, float* sums, int32_t* halves) {
+    path().quantise(x, columns, quants, scales, sums, halves);
+}
+void paceline_exp(const float* x, int64_t n, float* out) { path().exponentials(x, n, out); }
 
 void paceline_embed(const Weight* w, const int64_t* ids, int64_t count, float* out) {
     for (int64_t i = 0; i < count; ++i) read_rows(*w, ids[i], out + i * w->columns);
@@ -321,8 +277,11 @@ void paceline_linear(const Weight* w, const float* x, int64_t rows, const float*
     std::atomic<int64_t> counters[2] = {0, 0};
     Pool& threads = pool();
     threads.run([&](int) {
-        Run run{threads, counters, s.scratch, s.local};
-        linear(run, counters, *w, x, rows, out, bias);
+        Run run{threads, s.scratch, s.local};
+        run.share(counters[0], rows, 1, [&](int64_t r) { quantise(s.scratch, *w, x + r * w->columns, r); });
+        threads.meet();
+        linear(run, counters[1], *w, rows, out, bias);
+        threads.meet();
     });
 }
 
@@ -335,12 +294,13 @@ void paceline_run(const Program* program, const Batch* batch) {
     s.local.resize(std::max<size_t>(s.local.size(), size_t(threads.size())));
     for (int64_t i = 0; i < program->num_ops; ++i)
         if (program->ops[i].code == LINEAR) s.scratch.size(batch->rows, static_cast<const Weight*>(program->ops[i].w0)->columns);
-    if (s.counters.size() < size_t(2 * program->num_ops)) s.counters = std::vector<std::atomic<int64_t>>(2 * program->num_ops);
+    if (s.counters.size() < size_t(program->num_ops)) s.counters = std::vector<std::atomic<int64_t>>(program->num_ops);
     for (auto& counter : s.counters) counter.store(0, std::memory_order_relaxed);
+    s.lines.fill(*batch);
+    const Frame frame{*program, *batch, s.lines, s.floats.data()};
     threads.run([&](int thread) {
-        Run run{threads, s.counters.data(), s.scratch, s.local};
-        for (int64_t i = 0; i < program->num_ops; ++i)
-            run_op(run, *program, program->ops[i], *batch, s.floats.data(), s.counters.data() + 2 * i, thread);
+        Run run{threads, s.scratch, s.local};
+        run_program(run, frame, s.counters.data(), thread);
     });
     const Buffer& last = program->buffers[batch->final_buffer];
     memcpy(batch->final_out, s.floats.data() + last.offset * batch->rows, size_t(last.width * batch->rows) * sizeof(float));

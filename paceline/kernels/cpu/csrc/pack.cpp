@@ -1,6 +1,5 @@
 // From a file's blocks to tiles of sixteen rows, and back to values for the embedding.
 #include "pack.h"
-#include <cmath>
 #include <cstring>
 
 namespace paceline {
@@ -178,24 +177,6 @@ void read_row(int kind, const uint8_t* p, int lane, int64_t columns, float* out)
             out[b * BLOCK + i] = x;
         }
         p += block_bytes(kind);
-    }
-}
-
-void quantise_row(const float* x, int64_t columns, int8_t* quants, float* scales, float* sums, int32_t* halves) {
-    for (int64_t b = 0; b < columns / BLOCK; ++b, x += BLOCK, quants += BLOCK) {
-        float largest = 0;
-        for (int i = 0; i < BLOCK; ++i) largest = std::fmax(largest, std::fabs(x[i]));
-        const float scale = largest / 127.0f, inverse = largest > 0 ? 127.0f / largest : 0.0f;
-        for (int i = 0; i < BLOCK; ++i) {
-            const float t = x[i] * inverse;
-            quants[i] = int8_t(int32_t((t + 12582912.0f) - 12582912.0f));  // to nearest, ties to even
-        }
-        int32_t low = 0, high = 0;
-        for (int i = 0; i < 16; ++i) { low += quants[i]; high += quants[i + 16]; }
-        scales[b] = scale;
-        halves[2 * b] = low;
-        halves[2 * b + 1] = high;
-        sums[b] = scale * float(low + high);
     }
 }
 

@@ -11,6 +11,5 @@ size_t row_bytes(int source, int64_t columns);
 void pack_rows(int source, const uint8_t* raw, int64_t rows, int64_t columns, uint8_t* out);
 void pack_dense(int kind, const float* values, int64_t rows, int64_t columns, uint8_t* out);
 void read_row(int kind, const uint8_t* tile, int lane, int64_t columns, float* out);
-void quantise_row(const float* x, int64_t columns, int8_t* quants, float* scales, float* sums, int32_t* halves);
 
 }  // namespace paceline

@@ -66,10 +66,29 @@ struct Activation {
 // The sixteen results of one tile for `rows` rows; out[r] receives 16 floats.
 using TileFn = void (*)(const uint8_t* tile, int64_t columns, const Activation* rows, int num_rows, float (*out)[LANES]);
 
+enum Act : int64_t { SILU, GELU_NEW, GELU, RELU };
+
+// One row's look at one kv head: the positions it may see, in ascending order.
+struct Look {
+    const float *query, *keys, *values;  // [group, width], [cache rows, kv heads, width] twice
+    const int32_t* lines;                // [count] rows of the cache
+    int64_t count, group, kv_heads, kv;
+};
+
+// One instruction set's functions. All compute the same bits.
 struct Path {
     const char* name;
     TileFn tile[KINDS];
-    int max_rows;  // of one call
+    int max_rows;  // of one call of tile
+    void (*quantise)(const float* x, int64_t columns, int8_t* quants, float* scales, float* sums, int32_t* halves);
+    void (*rms_norm)(const float* x, const float* w, float eps, int64_t n, float* out);
+    void (*layer_norm)(const float* x, const float* w, const float* b, float eps, int64_t n, float* out);
+    void (*add)(const float* x, const float* y, int64_t n, float* out);
+    void (*activate)(const float* x, int64_t n, int64_t kind, float* out);
+    void (*gated)(const float* x, int64_t n, int64_t kind, float* out);  // x [2n]
+    void (*rope)(float* row, int64_t heads, int64_t width, const float* cos, const float* sin);
+    void (*attend)(const Look& look, int64_t width, float* scores, float* out);
+    void (*exponentials)(const float* x, int64_t n, float* out);
 };
 
 const Path* portable_path();

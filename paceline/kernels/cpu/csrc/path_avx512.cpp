@@ -1,5 +1,7 @@
 // AVX-512 with VNNI: one register is one vector word.
 #include "packed.h"
+#include <bit>
+#include <cmath>
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
 #include <immintrin.h>
@@ -46,8 +48,22 @@ inline I32 unbias(I32 sum, int32_t quants) { return _mm512_sub_epi32(sum, _mm512
 inline I32 add_i(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
 inline I32 sub_i(I32 a, int32_t b) { return _mm512_sub_epi32(a, _mm512_set1_epi32(b)); }
 inline I32 mul_i(I32 a, I32 b) { return _mm512_mullo_epi32(a, b); }
+// Sixteen vectors, each folded to its sum as fold() does: halves, quarters, pairs, each step for several at once.
+inline F fold_all(const F* v) {
+    F half[8], quarter[4], pair[2];
+    for (int k = 0; k < 8; ++k)  // [sums of vector k, of vector k + 8], eight each
+        half[k] = add_f(_mm512_shuffle_f32x4(v[k], v[k + 8], 0x44), _mm512_shuffle_f32x4(v[k], v[k + 8], 0xEE));
+    for (int k = 0; k < 4; ++k)  // of vectors k, k+8, k+4, k+12, four each
+        quarter[k] = add_f(_mm512_shuffle_f32x4(half[k], half[k + 4], 0x88), _mm512_shuffle_f32x4(half[k], half[k + 4], 0xDD));
+    for (int k = 0; k < 2; ++k)  // in each quarter of the register: two of k, two of k + 2
+        pair[k] = add_f(_mm512_shuffle_ps(quarter[k], quarter[k + 2], 0x44), _mm512_shuffle_ps(quarter[k], quarter[k + 2], 0xEE));
+    const F sums = add_f(_mm512_shuffle_ps(pair[0], pair[1], 0x88), _mm512_shuffle_ps(pair[0], pair[1], 0xDD));
+    // Lanes now hold vectors 0 2 1 3 | 8 10 9 11 | 4 6 5 7 | 12 14 13 15.
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15), sums);
+}
 }  // namespace
 #include "tiles.inl"
+#include "rows.inl"
 const Path* avx512_path() { return &path; }
 }  // namespace paceline
 #else

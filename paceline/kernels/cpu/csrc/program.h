@@ -7,8 +7,9 @@ namespace paceline {
 struct Segment { int32_t kind; int32_t pad; const uint8_t* data; int64_t rows; };
 struct Weight { const Segment* segments; int64_t num_segments, rows, columns; };
 
-enum OpCode : int32_t { EMBED, POSITIONS, LINEAR, RMS_NORM, LAYER_NORM, ACTIVATION, GATED, ADD, HEAD_NORM, ROPE, ATTENTION, TAP };
-enum Act : int32_t { SILU, GELU_NEW, GELU, RELU };
+enum OpCode : int32_t {
+    EMBED, POSITIONS, QUANTISE, LINEAR, RMS_NORM, LAYER_NORM, ACTIVATION, GATED, ADD, HEAD_NORM, ROPE, STORE, ATTENTION, TAP
+};
 
 // Values are buffers, by number; a, b are inputs, out the result. n0..n3 and f mean what the operation says.
 struct Op {

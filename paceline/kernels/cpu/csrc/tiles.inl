@@ -110,6 +110,4 @@ void tile(const uint8_t* p, int64_t columns, const Activation* rows, int num_row
     }
 }
 
-const Path path = {PACELINE_PATH, {tile<W4>, tile<W5>, tile<W8>, tile<K4>, tile<K5>, tile<K6>, tile<F32>, tile<BF16>}, PACELINE_ROWS};
-
 }  // namespace

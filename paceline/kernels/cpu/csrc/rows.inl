@@ -1,0 +1,186 @@
+// What is done to single rows, in plain C++ that every path compiles for its own vectors. Sums run over sixteen lanes and
+// are folded in one order; nothing is fused; so all paths give the same bits.
+namespace {
+
+inline float fold(const float* lane) {
+    float a[8], b[4];
+    for (int i = 0; i < 8; ++i) a[i] = lane[i] + lane[i + 8];
+    for (int i = 0; i < 4; ++i) b[i] = a[i] + a[i + 4];
+    return (b[0] + b[2]) + (b[1] + b[3]);
+}
+
+inline float dot(const float* __restrict x, const float* __restrict y, int64_t n) {
+    float lane[16] = {0};
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int l = 0; l < 16; ++l) lane[l] += x[i + l] * y[i + l];
+    for (int l = 0; i < n; ++i, ++l) lane[l] += x[i] * y[i];
+    return fold(lane);
+}
+
+inline float sum(const float* x, int64_t n) {
+    float lane[16] = {0};
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int l = 0; l < 16; ++l) lane[l] += x[i + l];
+    for (int l = 0; i < n; ++i, ++l) lane[l] += x[i];
+    return fold(lane);
+}
+
+// e^x by splitting off a power of two and a polynomial of degree 6; about one unit in the last place.
+inline float exponential(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    x = x > 88.0f ? 88.0f : x;
+    const float k = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+    const float r = (x - k * 0.693145752f) - k * 1.42860677e-6f;
+    float p = 1.38888889e-3f;
+    p = p * r + 8.33333333e-3f;
+    p = p * r + 4.16666667e-2f;
+    p = p * r + 1.66666667e-1f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    return p * std::bit_cast<float>((int32_t(k) + 127) << 23);
+}
+
+// Scores to weights e^(s - largest), in place; answers one over their sum.
+inline float soften(float* s, int64_t n) {
+    float most[16];
+    for (int l = 0; l < 16; ++l) most[l] = s[0];
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int l = 0; l < 16; ++l) most[l] = s[i + l] > most[l] ? s[i + l] : most[l];
+    for (int l = 0; i < n; ++i, ++l) most[l] = s[i] > most[l] ? s[i] : most[l];
+    float largest = most[0];
+    for (int l = 1; l < 16; ++l) largest = most[l] > largest ? most[l] : largest;
+    for (i = 0; i < n; ++i) s[i] = exponential(s[i] - largest);
+    return 1.0f / sum(s, n);
+}
+
+void exponentials(const float* x, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = exponential(x[i]);
+}
+
+void quantise(const float* __restrict x, int64_t columns, int8_t* __restrict quants, float* scales, float* sums, int32_t* halves) {
+    for (int64_t b = 0; b < columns / BLOCK; ++b, x += BLOCK, quants += BLOCK) {
+        float most[16];
+        for (int l = 0; l < 16; ++l) {
+            const float low = std::fabs(x[l]), high = std::fabs(x[l + 16]);
+            most[l] = low > high ? low : high;
+        }
+        for (int width = 8; width; width /= 2)
+            for (int l = 0; l < width; ++l) most[l] = most[l] > most[l + width] ? most[l] : most[l + width];
+        const float largest = most[0];
+        const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+        int32_t q[BLOCK];
+        for (int i = 0; i < BLOCK; ++i) q[i] = int32_t((x[i] * inverse + 12582912.0f) - 12582912.0f);  // ties to even
+        int32_t low = 0, high = 0;
+        for (int i = 0; i < 16; ++i) { low += q[i]; high += q[i + 16]; }
+        for (int i = 0; i < BLOCK; ++i) quants[i] = int8_t(q[i]);
+        scales[b] = largest / 127.0f;
+        halves[2 * b] = low;
+        halves[2 * b + 1] = high;
+        sums[b] = scales[b] * float(low + high);
+    }
+}
+
+void rms_norm(const float* x, const float* w, float eps, int64_t n, float* out) {
+    const float scale = 1.0f / std::sqrt(dot(x, x, n) / float(n) + eps);
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] * scale * w[i];
+}
+
+void layer_norm(const float* x, const float* w, const float* b, float eps, int64_t n, float* out) {
+    const float mean = sum(x, n) / float(n);
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] - mean;
+    const float scale = 1.0f / std::sqrt(dot(out, out, n) / float(n) + eps);
+    for (int64_t i = 0; i < n; ++i) out[i] = out[i] * scale * w[i] + b[i];
+}
+
+void add(const float* x, const float* y, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] + y[i];
+}
+
+inline float activated(float x, int64_t kind) {
+    switch (kind) {
+        case SILU: return x / (1.0f + exponential(-x));
+        case RELU: return x > 0 ? x : 0.0f;
+        case GELU: return 0.5f * x * (1.0f + std::erf(x * 0.70710678f));
+        default: return 0.5f * x * (1.0f + std::tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+    }
+}
+
+void activate(const float* x, int64_t n, int64_t kind, float* out) {
+    if (kind == SILU) for (int64_t i = 0; i < n; ++i) out[i] = activated(x[i], SILU);
+    else for (int64_t i = 0; i < n; ++i) out[i] = activated(x[i], kind);
+}
+
+void gated(const float* __restrict x, int64_t n, int64_t kind, float* __restrict out) {
+    activate(x, n, kind, out);
+    for (int64_t i = 0; i < n; ++i) out[i] = out[i] * x[n + i];
+}
+
+void rope(float* __restrict row, int64_t heads, int64_t width, const float* __restrict cos, const float* __restrict sin) {
+    const int64_t half = width / 2;
+    for (int64_t h = 0; h < heads; ++h, row += width)
+        for (int64_t i = 0; i < half; ++i) {
+            const float first = row[i], second = row[half + i];
+            row[i] = first * cos[i] - second * sin[i];
+            row[half + i] = second * cos[i] + first * sin[i];
+        }
+}
+
+template <int D>  // the heads' width, a multiple of 16
+void look(const Look& l, float* scores, float* out) {
+    constexpr int C = D / LANES;
+    const float scale = 1.0f / std::sqrt(float(D));
+    for (int64_t g = 0; g < l.group; ++g) {
+        F query[C];
+        for (int c = 0; c < C; ++c) query[c] = load_f(l.query + g * D + c * LANES);
+        for (int64_t i = 0; i < l.count; i += LANES) {
+            F partial[LANES];
+            for (int k = 0; k < LANES; ++k) {
+                const float* key = l.keys + (int64_t(l.lines[i + k < l.count ? i + k : l.count - 1]) * l.kv_heads + l.kv) * D;
+                F acc = zero_f();
+                for (int c = 0; c < C; ++c) acc = add_f(acc, mul_f(query[c], load_f(key + c * LANES)));
+                partial[k] = acc;
+            }
+            store_f(scores + i, mul_f(fold_all(partial), all_f(scale)));  // there is room behind the last score
+        }
+        const float inverse = soften(scores, l.count);
+        F acc[C];
+        for (int c = 0; c < C; ++c) acc[c] = zero_f();
+        for (int64_t i = 0; i < l.count; ++i) {
+            const float* value = l.values + (int64_t(l.lines[i]) * l.kv_heads + l.kv) * D;
+            const F p = all_f(scores[i]);
+            for (int c = 0; c < C; ++c) acc[c] = add_f(acc[c], mul_f(p, load_f(value + c * LANES)));
+        }
+        for (int c = 0; c < C; ++c) store_f(out + g * D + c * LANES, mul_f(acc[c], all_f(inverse)));
+    }
+}
+
+void look_any(const Look& l, int64_t width, float* scores, float* out) {
+    const float scale = 1.0f / std::sqrt(float(width));
+    for (int64_t g = 0; g < l.group; ++g) {
+        for (int64_t i = 0; i < l.count; ++i)
+            scores[i] = dot(l.query + g * width, l.keys + (int64_t(l.lines[i]) * l.kv_heads + l.kv) * width, width) * scale;
+        const float inverse = soften(scores, l.count);
+        float* to = out + g * width;
+        for (int64_t d = 0; d < width; ++d) to[d] = 0;
+        for (int64_t i = 0; i < l.count; ++i) {
+            const float* value = l.values + (int64_t(l.lines[i]) * l.kv_heads + l.kv) * width;
+            for (int64_t d = 0; d < width; ++d) to[d] += scores[i] * value[d];
+        }
+        for (int64_t d = 0; d < width; ++d) to[d] *= inverse;
+    }
+}
+
+void attend(const Look& l, int64_t width, float* scores, float* out) {
+    if (width == 64) look<64>(l, scores, out);
+    else if (width == 128) look<128>(l, scores, out);
+    else look_any(l, width, scores, out);
+}
+
+const Path path = {PACELINE_PATH, {tile<W4>, tile<W5>, tile<W8>, tile<K4>, tile<K5>, tile<K6>, tile<F32>, tile<BF16>}, PACELINE_ROWS,
+                   quantise, rms_norm, layer_norm, add, activate, gated, rope, attend, exponentials};
+
+}  // namespace
