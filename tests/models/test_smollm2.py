@@ -1,4 +1,4 @@
-"""The default model itself: transformers' greedy tokens, and the same text with and without a drafter.
+"""The default model itself, in float32 on the torch kernels: transformers' greedy tokens.
 
 transformers reads the same GGUF file; its greedy choice is checked at every position of our own output, which is
 the same as decoding with it (a first difference would show as a different choice there), only faster.
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline import LLM, NGram, SamplingParams, Suffix
+from paceline import LLM, SamplingParams
 from paceline.models import catalog
 
 PROMPTS = [
@@ -46,9 +46,9 @@ def model_path() -> str:
 
 
 @functools.cache
-def ours() -> tuple[LLM, list[Any]]:
-    llm = LLM(catalog.DEFAULT_MODEL, max_model_len=512)
-    return llm, llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True))
+def ours() -> list[Any]:
+    llm = LLM(catalog.DEFAULT_MODEL, max_model_len=512, kernels="torch")
+    return llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -60,7 +60,7 @@ def test_greedy_tokens_are_those_of_transformers(record_property: Any) -> None:
     path = Path(model_path())
     theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
     same = 0
-    for output in ours()[1]:
+    for output in ours():
         tokens = output.prompt_token_ids + output.outputs[0].token_ids
         with torch.no_grad():
             choices = theirs(torch.tensor([tokens])).logits[0].argmax(-1)
@@ -68,17 +68,3 @@ def test_greedy_tokens_are_those_of_transformers(record_property: Any) -> None:
         assert choices[first:-1].tolist() == output.outputs[0].token_ids, output.prompt
         same += TOKENS
     record_property("shown", f"SmolLM2: {same} of {len(PROMPTS) * TOKENS} greedy tokens are transformers'")
-
-
-@pytest.mark.parametrize("drafter", [NGram(5, 1, 3), Suffix(tree=True)], ids=["ngram", "suffix_tree"])
-def test_speculation_on_the_real_model_says_the_same(drafter: Any, record_property: Any) -> None:
-    llm, plain = ours()
-    llm.set_drafter(drafter)
-    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    outputs = llm.generate(PROMPTS[:8], params)
-    same = sum(a.outputs[0].token_ids == b.outputs[0].token_ids for a, b in zip(outputs, plain))
-    record_property("shown", f"SmolLM2, {type(drafter).__name__}: {same} of 8 texts identical to plain decoding")
-    forwards = sum(output.outputs[0].stats.rounds for output in outputs)
-    assert forwards < 8 * TOKENS
-    # PyTorch's matmul is not row-invariant: until our own kernels are, a tie in the last bits may fall otherwise.
-    assert same >= 7

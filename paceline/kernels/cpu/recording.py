@@ -71,7 +71,7 @@ class Recorder:
         return self._op("positions", x.width, x, n0=offset, w0=self._keep(table))
 
     def linear(self, x: Value, weight: Weight, bias: Tensor | None) -> Value:
-        extra = {} if bias is None else {"w1": self._keep(bias)}
+        extra: dict[str, Any] = {} if bias is None else {"w1": self._keep(bias)}
         self._op("quantise", 0, x, w0=self._weight(weight))
         return self._op("linear", weight.shape[0], x, w0=self._weight(weight), **extra)
 
@@ -105,7 +105,7 @@ class Recorder:
         self._op("tap", 0, x, n0=boundary)
 
 
-def _shape(heads: Heads) -> dict[str, int]:
+def _shape(heads: Heads) -> dict[str, Any]:
     return {"n0": heads.num_heads, "n1": heads.num_kv_heads, "n2": heads.head_dim}
 
 
