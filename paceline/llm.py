@@ -37,6 +37,7 @@ class EngineOptions:
 
     gpu_memory_utilization: the share of the accelerator's memory to use. On a CPU: of the memory that is free, and at
     most 4 GiB of cache unless it is given. max_model_len: by default the model's own. num_pages overrides both.
+    kernels: auto, native (CPU), torch or reference. quantization: int8 or int4 packs float weights at load (native).
     acceptance: exact (default), rejection, block, or typical, which is lossy.
     """
 
@@ -51,6 +52,7 @@ class EngineOptions:
     prefix_caching: bool = True
     acceptance: str = "exact"
     kernels: str = "auto"
+    quantization: str | None = None
     prompt_template: str | None = None
     tensor_parallel_size: int = 1
     seed: int | None = None
@@ -88,7 +90,7 @@ class LLM:
         found = loader.find(model, tokenizer)
         dtype = loader.find_dtype(self.options.dtype, found.config, device)
         max_model_len = self._find_length(found.config.max_position)
-        loaded = loader.build(found, dtype, device, self.options.kernels, max_model_len)
+        loaded = loader.build(found, dtype, device, self.options.kernels, max_model_len, self.options.quantization)
         self.model, self.tokenizer, self.config = loaded.model, loaded.tokenizer, loaded.config
         self.max_model_len = max_model_len
         self.template = PromptTemplate(self.options.prompt_template, self.tokenizer)

@@ -41,6 +41,9 @@ def compare(
     output: Annotated[Path, typer.Option(help="The folder for results.json and compare.png.")] = RESULTS,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    kernels: options.Kernels = "auto",
+    quantization: options.Quantization = None,
+    drafter_quantization: options.DrafterQuantization = None,
     chat: options.Chat = None,
     show: Annotated[bool | None, typer.Option("--show/--no-show", help=SHOW_HELP, show_default=False)] = None,
 ) -> None:
@@ -50,13 +53,14 @@ def compare(
     from paceline.params import SamplingParams
 
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-    variants = read_variants(drafter or ["ngram", "suffix"])
+    variants = read_variants(drafter or ["ngram", "suffix"], drafter_quantization)
     questions = read_questions(dataset_path, num_prompts)
     check_folder(output)
     errors = Console(stderr=True)
     with errors.status(f"loading {model}"):
         # No variant may profit from pages that another computed, so nothing is shared between requests.
-        llm = LLM(model, dtype=dtype, device=device, max_num_seqs=batch_size, prefix_caching=False)
+        engine = {"max_num_seqs": batch_size, "prefix_caching": False, "kernels": kernels, "quantization": quantization}
+        llm = LLM(model, dtype=dtype, device=device, **engine)
     plan = make_plan(llm, questions, chat, params, (variants, rounds))
     result = measure(llm, plan, errors)
     if not result.measured:
@@ -67,11 +71,11 @@ def compare(
         raise KeyboardInterrupt
 
 
-def read_variants(specs: list[str]) -> list[Any]:
+def read_variants(specs: list[str], quantization: str | None = None) -> list[Any]:
     from paceline.bench.compare import Variant
     from paceline.cli import drafters
 
-    return [Variant(spec, drafters.parse(spec)) for spec in specs]
+    return [Variant(spec, drafters.with_quantization(drafters.parse(spec), quantization)) for spec in specs]
 
 
 def check_folder(folder: Path) -> None:

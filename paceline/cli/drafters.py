@@ -71,6 +71,15 @@ def with_num_draft_tokens(config: Any, count: int | None) -> Any:
     return dataclasses.replace(config, num_draft_tokens=count)
 
 
+def with_quantization(config: Any, quantization: str | None) -> Any:
+    """The same config, a draft model's weights packed at load, if that was asked for."""
+    from paceline.drafters.draft_model import DraftModel
+
+    if quantization is None or not isinstance(config, DraftModel):
+        return config
+    return dataclasses.replace(config, quantization=quantization)
+
+
 def combine(configs: list[Any]) -> Any:
     """What several `--drafter` mean to one engine: ask them in that order."""
     from paceline.drafters.first_of import FirstOf

@@ -36,6 +36,9 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     chat: options.Chat = None,
     stats: Annotated[bool, typer.Option("--stats", help="Say afterwards what it took, on standard error.")] = False,
+    kernels: options.Kernels = "auto",
+    quantization: options.Quantization = None,
+    drafter_quantization: options.DrafterQuantization = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
 ) -> None:
@@ -47,8 +50,10 @@ def generate(
     text = read_text(prompt, file)
     params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens, seed=seed)
     configs = [drafters.with_num_draft_tokens(drafters.parse(spec), num_draft_tokens) for spec in drafter or ()]
+    configs = [drafters.with_quantization(config, drafter_quantization) for config in configs]
     combined = drafters.combine(configs)
-    llm = LLM(model, combined, dtype=dtype, device=device, max_num_seqs=1, prefix_caching=False)
+    engine = {"max_num_seqs": 1, "prefix_caching": False, "kernels": kernels, "quantization": quantization}
+    llm = LLM(model, combined, dtype=dtype, device=device, **engine)
     asked = prompting.to_prompt(llm, text, chat)
     start, output = time.perf_counter(), None
     try:

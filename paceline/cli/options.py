@@ -10,6 +10,9 @@ Model = Annotated[str, typer.Option(help="A name, a folder, a .gguf file or a hu
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")]
+Kernels = Annotated[str, typer.Option(help="auto, native (CPU), torch or reference.")]
+Quantization = Annotated[str | None, typer.Option(help="int8 or int4: pack float weights at load (native kernels).")]
+DrafterQuantization = Annotated[str | None, typer.Option(help="The same for a draft model, whatever the target's.")]
 Chat = Annotated[
     bool | None,
     typer.Option(

@@ -29,6 +29,7 @@ class DraftModel:
     """Any supported causal model as the drafter.
 
     cross_vocabulary: draft with a model that has another tokenizer, through the tokens both vocabularies share.
+    quantization: int8 or int4 packs its float weights at load, whatever the target's are (native kernels).
     """
 
     model: Any
@@ -36,6 +37,7 @@ class DraftModel:
     cross_vocabulary: bool = False
     dtype: str = "auto"
     tokenizer: Any = None
+    quantization: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_draft_tokens, int) or self.num_draft_tokens < 1:
@@ -72,7 +74,9 @@ class DraftModelDrafter(Stateless):
         dtype = loader.find_dtype(self.config.dtype, found.config, target.device)
         learned = found.config.architecture in ("gpt2", "opt")
         self._reach = found.config.max_position if learned else target.max_model_len
-        loaded = loader.build(found, dtype, target.device, target.kernels, target.max_model_len)
+        loaded = loader.build(
+            found, dtype, target.device, target.kernels, target.max_model_len, self.config.quantization
+        )
         self.model = loaded.model
         shape = loaded.config
         self._caches = cache.add_layers(shape.num_layers, shape.num_kv_heads, shape.head_dim, dtype)

@@ -13,12 +13,17 @@ import torch
 
 from paceline.errors import OptionError
 from paceline.kernels.ops import Ops
+from paceline.kernels.quantise import check_quantization
 
 KERNELS = ("auto", "native", "torch", "reference")
 
 
-def select(name: str, device: torch.device, dtype: torch.dtype) -> Ops:
-    """The operations called `name`; auto: native where it is built and fits, else torch."""
+def select(name: str, device: torch.device, dtype: torch.dtype, quantization: str | None = None) -> Ops:
+    """The operations called `name`; auto: native where it is built and fits, else torch.
+
+    quantization: pack float weights at load; the native kernels alone can.
+    """
+    blocks = check_quantization(quantization)
     if name not in KERNELS:
         raise OptionError(f"kernels={name!r} is not known; allowed: {', '.join(KERNELS)}")
     fits = device.type == "cpu" and dtype == torch.float32
@@ -29,7 +34,9 @@ def select(name: str, device: torch.device, dtype: torch.dtype) -> Ops:
     if name == "native":
         from paceline.kernels.cpu.native import NativeOps
 
-        return NativeOps()
+        return NativeOps(blocks)
+    if blocks is not None:
+        raise OptionError(f"quantization={quantization!r} needs the native kernels (float32 on a CPU), not {name!r}")
     if name == "reference":
         from paceline.kernels.reference import ReferenceOps
 

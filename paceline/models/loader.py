@@ -150,14 +150,21 @@ def _read_tokenizer(given: Any) -> Any:
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
-def build(found: Found, dtype: torch.dtype, device: torch.device, kernels: str, max_position: int) -> Loaded:
+def build(
+    found: Found,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: str,
+    max_position: int,
+    quantization: str | None = None,
+) -> Loaded:
     """Read the weights and make the model."""
     from paceline.models.gpt2 import GPT2
     from paceline.models.llama import Llama
     from paceline.models.opt import OPT
 
     config = found.config
-    ops = select(kernels, device, dtype)
+    ops = select(kernels, device, dtype, quantization)
     weights = Weights(found.source, ops, dtype, device)
     kind: Any = {"gpt2": GPT2, "opt": OPT}.get(config.architecture, Llama)
     model = kind(config, ops, weights, max_position)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.kernels.cpu.library import library
+
 SAMPLE, DRAFT, ACCEPT, RESIDUAL = range(4)  # streams
 
 _MASK = 0xFFFFFFFF
@@ -68,7 +70,20 @@ def uniform(keys: Keys, positions: Tensor, stream: int, extra: Tensor | None = N
 
 
 def gumbel(keys: Keys, positions: Tensor, stream: int, vocab_size: int, extra: Tensor | None = None) -> Tensor:
-    """[R, V] float32 Gumbel noise, keyed by token id."""
+    """[R, V] float32 Gumbel noise, keyed by token id; on a CPU by the native library, where built: the same bits."""
+    native = library() if positions.device.type == "cpu" else None
+    if native is not None:
+        first, second = _row_keys(keys, positions, stream, extra)
+        inverse, logarithm = _tables(positions.device)
+        out = torch.empty(len(first), vocab_size)
+        rows = (first.data_ptr(), second.data_ptr(), len(first), vocab_size)
+        native.paceline_gumbel(*rows, inverse.data_ptr(), logarithm.data_ptr(), out.data_ptr())
+        return out
+    return _gumbel(keys, positions, stream, vocab_size, extra)
+
+
+def _gumbel(keys: Keys, positions: Tensor, stream: int, vocab_size: int, extra: Tensor | None = None) -> Tensor:
+    """The same in tensor operations, for every device."""
     tokens = torch.arange(vocab_size, device=positions.device)
     exponential = -_log(_unit(bits(keys, positions, stream, tokens, extra)))
     return (-_log(exponential)).float()

@@ -77,6 +77,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "paceline_pack_dense": (None, [c_int, c_void_p, c_int64, c_int64, c_void_p]),
     "paceline_quantise": (None, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p]),
     "paceline_exp": (None, [c_void_p, c_int64, c_void_p]),
+    "paceline_gumbel": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
     "paceline_embed": (None, [POINTER(WeightStruct), c_void_p, c_int64, c_void_p]),
     "paceline_linear": (None, [POINTER(WeightStruct), c_void_p, c_int64, c_void_p, c_void_p]),
     "paceline_run": (None, [POINTER(Program), POINTER(BatchStruct)]),

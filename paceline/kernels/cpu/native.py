@@ -19,6 +19,7 @@ from paceline.errors import OptionError
 from paceline.kernels.cpu.library import KINDS, SOURCES, BatchStruct, Segment, WeightStruct, library
 from paceline.kernels.cpu.recording import Recording
 from paceline.kernels.ops import FINAL, Describes, Hidden, LayerCache, Layout, Packed, Weight
+from paceline.kernels.quantise import quantise
 
 _ALIGNED = 64
 
@@ -48,7 +49,8 @@ def _aligned(size: int) -> np.ndarray[Any, Any]:
 class NativeOps:
     name = "native"
 
-    def __init__(self) -> None:
+    def __init__(self, quantization: str | None = None) -> None:
+        self.quantization = quantization  # the kind of blocks that float matrices are packed into
         found = library()
         if found is None:
             raise OptionError("kernels='native' was asked for, but the native kernels are not built on this machine")
@@ -64,6 +66,8 @@ class NativeOps:
 
     def _segment(self, part: Tensor | Packed, columns: int) -> tuple[int, np.ndarray[Any, Any], int]:
         rows = int(part.shape[0])
+        if isinstance(part, Tensor) and self.quantization is not None:
+            part = quantise(part, self.quantization)
         if not isinstance(part, Tensor) and part.kind in SOURCES:
             source = SOURCES.index(part.kind)
             kind = self.library.paceline_kind(source)

@@ -150,7 +150,7 @@ void attend(const Batch& batch, const Op& op, const Lines& lines, int64_t row, i
     const int64_t layer = op.n3 & 0xFFFF, window = op.n3 >> 16;
     int64_t count = lines.starts[row + 1] - lines.starts[row];
     if (window > 0) count = std::min(count, window);
-    memory.resize(std::max<size_t>(memory.size(), size_t(count + 64)));
+    memory.resize(std::max<size_t>(memory.size(), size_t((count + 32) * (op.n0 / op.n1) + 64)));
     const int32_t* seen = lines.rows.data() + lines.starts[row + 1] - count;
     const Look look = {query, batch.keys[layer], batch.values[layer], seen, count, op.n0 / op.n1, op.n1, kv};
     path().attend(look, op.n2, memory.data(), out);
@@ -264,6 +264,25 @@ void paceline_quantise(const float* x, int64_t columns, int8_t* quants, float* s
     path().quantise(x, columns, quants, scales, sums, halves);
 }
 void paceline_exp(const float* x, int64_t n, float* out) { path().exponentials(x, n, out); }
+
+// Noise for `rows` keys over a vocabulary, shared out in pieces.
+void paceline_gumbel(const int64_t* first, const int64_t* second, int64_t rows, int64_t vocabulary, const double* inverse, const double* logarithm, float* out) {
+    if (rows == 0) return;
+    constexpr int64_t PIECE = 4096;
+    const int64_t pieces = (vocabulary + PIECE - 1) / PIECE;
+    std::lock_guard<std::mutex> guard(pool_lock());
+    Space& s = space();
+    Pool& threads = pool();
+    std::atomic<int64_t> counter{0};
+    threads.run([&](int) {
+        Run run{threads, s.scratch, s.local};
+        run.share(counter, rows * pieces, 1, [&](int64_t unit) {
+            const int64_t r = unit / pieces, begin = unit % pieces * PIECE;
+            path().gumbel(uint32_t(first[r]), uint32_t(second[r]), begin, std::min(vocabulary, begin + PIECE), inverse, logarithm, out + r * vocabulary);
+        });
+        threads.meet();
+    });
+}
 
 void paceline_embed(const Weight* w, const int64_t* ids, int64_t count, float* out) {
     for (int64_t i = 0; i < count; ++i) read_rows(*w, ids[i], out + i * w->columns);

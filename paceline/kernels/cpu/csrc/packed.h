@@ -89,6 +89,7 @@ struct Path {
     void (*rope)(float* row, int64_t heads, int64_t width, const float* cos, const float* sin);
     void (*attend)(const Look& look, int64_t width, float* scores, float* out);
     void (*exponentials)(const float* x, int64_t n, float* out);
+    void (*gumbel)(uint32_t first, uint32_t second, int64_t begin, int64_t end, const double* inverse, const double* logarithm, float* out);
 };
 
 const Path* portable_path();

@@ -48,6 +48,15 @@ inline I32 unbias(I32 sum, int32_t quants) { return _mm512_sub_epi32(sum, _mm512
 inline I32 add_i(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
 inline I32 sub_i(I32 a, int32_t b) { return _mm512_sub_epi32(a, _mm512_set1_epi32(b)); }
 inline I32 mul_i(I32 a, I32 b) { return _mm512_mullo_epi32(a, b); }
+#define PACELINE_OWN_QUANTISE
+inline float largest_of(const float* x) {
+    return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(load_f(x)), _mm512_abs_ps(load_f(x + 16))));
+}
+inline int32_t round_16(const float* x, float inverse, int8_t* quants) {
+    const __m512i q = _mm512_cvtps_epi32(mul_f(load_f(x), all_f(inverse)));  // to nearest, ties to even
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(quants), _mm512_cvtepi32_epi8(q));
+    return _mm512_reduce_add_epi32(q);
+}
 // Sixteen vectors, each folded to its sum as fold() does: halves, quarters, pairs, each step for several at once.
 inline F fold_all(const F* v) {
     F half[8], quarter[4], pair[2];

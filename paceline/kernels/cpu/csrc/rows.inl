@@ -61,26 +61,37 @@ void exponentials(const float* x, int64_t n, float* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = exponential(x[i]);
 }
 
-void quantise(const float* __restrict x, int64_t columns, int8_t* __restrict quants, float* scales, float* sums, int32_t* halves) {
+#ifndef PACELINE_OWN_QUANTISE
+inline float largest_of(const float* x) {
+    float most[16];
+    for (int l = 0; l < 16; ++l) {
+        const float low = std::fabs(x[l]), high = std::fabs(x[l + 16]);
+        most[l] = low > high ? low : high;
+    }
+    for (int width = 8; width; width /= 2)
+        for (int l = 0; l < width; ++l) most[l] = most[l] > most[l + width] ? most[l] : most[l + width];
+    return most[0];
+}
+
+inline int32_t round_16(const float* x, float inverse, int8_t* quants) {  // ties to even; answers their sum
+    int32_t total = 0;
+    for (int i = 0; i < 16; ++i) {
+        const int32_t q = int32_t((x[i] * inverse + 12582912.0f) - 12582912.0f);
+        quants[i] = int8_t(q);
+        total += q;
+    }
+    return total;
+}
+#endif
+
+void quantise(const float* x, int64_t columns, int8_t* quants, float* scales, float* sums, int32_t* halves) {
     for (int64_t b = 0; b < columns / BLOCK; ++b, x += BLOCK, quants += BLOCK) {
-        float most[16];
-        for (int l = 0; l < 16; ++l) {
-            const float low = std::fabs(x[l]), high = std::fabs(x[l + 16]);
-            most[l] = low > high ? low : high;
-        }
-        for (int width = 8; width; width /= 2)
-            for (int l = 0; l < width; ++l) most[l] = most[l] > most[l + width] ? most[l] : most[l + width];
-        const float largest = most[0];
+        const float largest = largest_of(x);
         const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
-        int32_t q[BLOCK];
-        for (int i = 0; i < BLOCK; ++i) q[i] = int32_t((x[i] * inverse + 12582912.0f) - 12582912.0f);  // ties to even
-        int32_t low = 0, high = 0;
-        for (int i = 0; i < 16; ++i) { low += q[i]; high += q[i + 16]; }
-        for (int i = 0; i < BLOCK; ++i) quants[i] = int8_t(q[i]);
+        halves[2 * b] = round_16(x, inverse, quants);
+        halves[2 * b + 1] = round_16(x + 16, inverse, quants + 16);
         scales[b] = largest / 127.0f;
-        halves[2 * b] = low;
-        halves[2 * b + 1] = high;
-        sums[b] = scales[b] * float(low + high);
+        sums[b] = scales[b] * float(halves[2 * b] + halves[2 * b + 1]);
     }
 }
 
@@ -132,30 +143,45 @@ void rope(float* __restrict row, int64_t heads, int64_t width, const float* __re
 template <int D>  // the heads' width, a multiple of 16
 void look(const Look& l, float* scores, float* out) {
     constexpr int C = D / LANES;
+    constexpr int64_t NEAR = 64;  // positions whose values stay close while all heads of the group use them
     const float scale = 1.0f / std::sqrt(float(D));
-    for (int64_t g = 0; g < l.group; ++g) {
-        F query[C];
-        for (int c = 0; c < C; ++c) query[c] = load_f(l.query + g * D + c * LANES);
-        for (int64_t i = 0; i < l.count; i += LANES) {
-            F partial[LANES];
+    const int64_t stride = (l.count + LANES - 1) / LANES * LANES;  // of one head's scores
+    for (int64_t i = 0; i < l.count; i += LANES) {
+        const float* keys[LANES];
+        for (int k = 0; k < LANES; ++k)
+            keys[k] = l.keys + (int64_t(l.lines[i + k < l.count ? i + k : l.count - 1]) * l.kv_heads + l.kv) * D;
+        for (int64_t g = 0; g < l.group; ++g) {
+            F query[C], partial[LANES];
+            for (int c = 0; c < C; ++c) query[c] = load_f(l.query + g * D + c * LANES);
             for (int k = 0; k < LANES; ++k) {
-                const float* key = l.keys + (int64_t(l.lines[i + k < l.count ? i + k : l.count - 1]) * l.kv_heads + l.kv) * D;
                 F acc = zero_f();
-                for (int c = 0; c < C; ++c) acc = add_f(acc, mul_f(query[c], load_f(key + c * LANES)));
+                for (int c = 0; c < C; ++c) acc = add_f(acc, mul_f(query[c], load_f(keys[k] + c * LANES)));
                 partial[k] = acc;
             }
-            store_f(scores + i, mul_f(fold_all(partial), all_f(scale)));  // there is room behind the last score
+            store_f(scores + g * stride + i, mul_f(fold_all(partial), all_f(scale)));
         }
-        const float inverse = soften(scores, l.count);
-        F acc[C];
-        for (int c = 0; c < C; ++c) acc[c] = zero_f();
-        for (int64_t i = 0; i < l.count; ++i) {
-            const float* value = l.values + (int64_t(l.lines[i]) * l.kv_heads + l.kv) * D;
-            const F p = all_f(scores[i]);
-            for (int c = 0; c < C; ++c) acc[c] = add_f(acc[c], mul_f(p, load_f(value + c * LANES)));
-        }
-        for (int c = 0; c < C; ++c) store_f(out + g * D + c * LANES, mul_f(acc[c], all_f(inverse)));
     }
+    for (int64_t g = 0; g < l.group; ++g) {
+        scores[l.group * stride + g] = soften(scores + g * stride, l.count);
+        for (int c = 0; c < C; ++c) store_f(out + g * D + c * LANES, zero_f());
+    }
+    for (int64_t begin = 0; begin < l.count; begin += NEAR)
+        for (int64_t g = 0; g < l.group; ++g) {
+            const int64_t end = begin + NEAR < l.count ? begin + NEAR : l.count;
+            F acc[C];
+            for (int c = 0; c < C; ++c) acc[c] = load_f(out + g * D + c * LANES);
+            for (int64_t i = begin; i < end; ++i) {
+                const float* value = l.values + (int64_t(l.lines[i]) * l.kv_heads + l.kv) * D;
+                const F p = all_f(scores[g * stride + i]);
+                for (int c = 0; c < C; ++c) acc[c] = add_f(acc[c], mul_f(p, load_f(value + c * LANES)));
+            }
+            for (int c = 0; c < C; ++c) store_f(out + g * D + c * LANES, acc[c]);
+        }
+    for (int64_t g = 0; g < l.group; ++g)
+        for (int c = 0; c < C; ++c) {
+            float* to = out + g * D + c * LANES;
+            store_f(to, mul_f(load_f(to), all_f(scores[l.group * stride + g])));
+        }
 }
 
 void look_any(const Look& l, int64_t width, float* scores, float* out) {
@@ -180,7 +206,32 @@ void attend(const Look& l, int64_t width, float* scores, float* out) {
     else look_any(l, width, scores, out);
 }
 
+// Gumbel noise for tokens begin … end-1 of one key: the arithmetic of sampling/noise.py, operation for operation.
+inline uint32_t mixed(uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x7FEB352Du;
+    x = (x ^ (x >> 15)) * 0x846CA68Bu;
+    return x ^ (x >> 16);
+}
+
+inline double table_log(double x, const double* inverse, const double* logarithm) {
+    const int64_t raw = std::bit_cast<int64_t>(x);
+    const double exponent = double(int32_t((raw >> 52) - 1023));
+    const int32_t index = int32_t((raw >> 40) & 4095);
+    const double mantissa = std::bit_cast<double>((raw & ((int64_t(1) << 52) - 1)) | (int64_t(1023) << 52));
+    const double rest = mantissa * inverse[index] - 1.0;
+    const double series = rest * (1.0 - rest * (0.5 - rest * (1.0 / 3.0)));
+    return exponent * 0.69314718055994530942 + (logarithm[index] + series);
+}
+
+void gumbel(uint32_t first, uint32_t second, int64_t begin, int64_t end, const double* inverse, const double* logarithm, float* out) {
+    for (int64_t token = begin; token < end; ++token) {
+        const uint32_t bits = mixed(mixed(uint32_t(token) ^ first) + second);
+        const double unit = (double(bits) + 0.5) * 0x1p-32;
+        out[token] = float(-table_log(-table_log(unit, inverse, logarithm), inverse, logarithm));
+    }
+}
+
 const Path path = {PACELINE_PATH, {tile<W4>, tile<W5>, tile<W8>, tile<K4>, tile<K5>, tile<K6>, tile<F32>, tile<BF16>}, PACELINE_ROWS,
-                   quantise, rms_norm, layer_norm, add, activate, gated, rope, attend, exponentials};
+                   quantise, rms_norm, layer_norm, add, activate, gated, rope, attend, exponentials, gumbel};
 
 }  // namespace

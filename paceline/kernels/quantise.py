@@ -1,0 +1,70 @@
+"""Float matrices to quantised blocks, at load: int8 (one scale for 32 values) and int4 (a scale and a minimum)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import OptionError
+
+GROUP = 32
+METHODS = {"int8": "Q8_0", "weight_only_int8": "Q8_0", "int4": "Q4_1"}
+
+
+def check_quantization(name: str | None) -> str | None:
+    """The block kind for a method's name, or None for none."""
+    if name is None:
+        return None
+    if name not in METHODS:
+        raise OptionError(f"quantization={name!r} is not known; allowed: {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A matrix in blocks, as a file would keep it."""
+
+    kind: str
+    shape: tuple[int, ...]
+    raw: Any  # [rows, bytes per row]
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        blocks = self.raw.reshape(-1, 34 if self.kind == "Q8_0" else 20)
+        scale = blocks[:, :2].copy().view(np.float16).astype(np.float32)
+        if self.kind == "Q8_0":
+            values = scale * blocks[:, 2:].view(np.int8).astype(np.float32)
+        else:
+            nibbles = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1)
+            values = scale * nibbles.astype(np.float32) + blocks[:, 2:4].copy().view(np.float16).astype(np.float32)
+        return torch.from_numpy(values.reshape(self.shape)).to(dtype)
+
+
+def quantise(matrix: Tensor, kind: str) -> Blocks | Tensor:
+    """A matrix in blocks; one whose columns are no multiple of 32 stays as it is."""
+    rows, columns = matrix.shape
+    if columns % GROUP:
+        return matrix
+    values = matrix.detach().to(torch.float32).contiguous().numpy().reshape(-1, GROUP)
+    raw = _int8(values) if kind == "Q8_0" else _int4(values)
+    return Blocks(kind, (rows, columns), np.ascontiguousarray(raw.reshape(rows, -1)))
+
+
+def _int8(values: Any) -> Any:
+    scale = (np.abs(values).max(1, keepdims=True) / 127.0).astype(np.float16)
+    inverse = np.divide(1.0, scale.astype(np.float32), out=np.zeros_like(scale, np.float32), where=scale > 0)
+    quants = np.clip(np.rint(values * inverse), -127, 127).astype(np.int8)
+    return np.concatenate([scale.view(np.uint8), quants.view(np.uint8)], axis=1)
+
+
+def _int4(values: Any) -> Any:
+    low, high = values.min(1, keepdims=True), values.max(1, keepdims=True)
+    scale, least = ((high - low) / 15.0).astype(np.float16), low.astype(np.float16)
+    wide = scale.astype(np.float32)
+    inverse = np.divide(1.0, wide, out=np.zeros_like(wide), where=wide > 0)
+    quants = np.clip(np.rint((values - least.astype(np.float32)) * inverse), 0, 15).astype(np.uint8)
+    packed = quants[:, :16] | (quants[:, 16:] << 4)
+    return np.concatenate([scale.view(np.uint8), least.view(np.uint8), packed], axis=1)
