@@ -3,9 +3,9 @@
     python bench/cpu_peers.py [--only decode-small rows …] [--repeat 7] [--peer-python PATH] [--dataset-path FILE …]
 
 Every side is a process of its own that is kept open and asked in JSON lines, so that runs alternate (A B A B) on one
-machine state. llama.cpp is measured through llama-cpp-python, in `--peer-python` where this one does not have it; a peer
-that cannot be imported is reported as "not installed". --dataset-path: rows with `turns` are asked of the small model
-(by category, Spec-Bench's form), rows with `prompt` of the large one (HumanEval's form); without any, built-in
+machine state. llama.cpp is measured through llama-cpp-python, in --peer-python where this one does not have it; a
+peer that cannot be imported is reported as "not installed". --dataset-path: rows with `turns` are asked of the small
+model (by category, Spec-Bench's form), rows with `prompt` of the large one (HumanEval's form); without any, built-in
 prompts. Prints a table; all raw times go to bench/results/cpu_peers.json.
 
 The upper half runs in the peers, so this file imports nothing but the standard library before it is needed.
@@ -64,6 +64,7 @@ class Paceline(Side):
         from paceline.llm import LLM
 
         self.torch, self._llm = torch, LLM
+        self.llm: Any = None
         del PreTrainedTokenizerFast
         self.versions = {
             "paceline": paceline.__version__,
@@ -76,6 +77,7 @@ class Paceline(Side):
 
         self.torch.set_num_threads(threads)
         options = {} if length is None else {"max_model_len": length, "max_num_seqs": 1, "prefix_caching": False}
+        self.llm = None  # the former one goes before the next comes
         self.llm = self._llm(model, kernels=kernels, **options)
         library = getattr(self.llm.model.ops, "library", None)
         if library is not None:
@@ -223,10 +225,13 @@ class LlamaCpp(Side):
 
         self.c, self.numpy = llama_cpp, numpy
         self.versions = {"llama-cpp-python": llama_cpp.__version__}
+        self.llm: Any = None
 
     def load(self, model: str, length: int, threads: int, **options: Any) -> dict[str, Any]:
         if not model.endswith(".gguf"):
             raise ValueError(f"llama.cpp reads .gguf files, not {Path(model).name}")
+        if self.llm is not None:
+            self.llm.close()
         self.llm = self.c.Llama(
             model,
             n_ctx=length,
@@ -320,6 +325,7 @@ class Transformers(Side):
         where = {"gguf_file": path.name} if path.is_file() else {}
         folder = path.parent if path.is_file() else path
         kind = self.transformers.AutoModelForCausalLM
+        self.model: Any = None
         self.model = kind.from_pretrained(folder, dtype=getattr(self.torch, dtype), **where).eval()
         return {"dtype": dtype}
 
@@ -459,6 +465,7 @@ DRAFTERS: dict[str, list[Any] | None] = {
 }
 LOOKUP = 10
 SLOW_REPEATS = 3
+WIDTH = 140  # of the table, at least
 CATEGORIES = ("summarization", "rag")
 # What each ratio should reach, by the figure's name in the table: ("≥" or "≤", number).
 REACH: dict[str, tuple[str, float]] = {}
@@ -488,36 +495,51 @@ class Bench:
     sizes: Sizes
     versions: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)  # what each side said when it loaded
+    peers: dict[str, Peer] = field(default_factory=dict)  # kept open from figure to figure
 
     def python(self, kind: str) -> str:
         return self.options.peer_python if kind == "llama.cpp" and self.options.peer_python else sys.executable
 
-    @contextlib.contextmanager
-    def open(self, kind: str) -> Iterator[Peer]:
+    def start(self, kind: str) -> Peer:
         peer = Peer(kind, self.python(kind))
         self.versions |= peer.versions
+        return peer
+
+    @contextlib.contextmanager
+    def fresh(self, kind: str) -> Iterator[Peer]:
+        """A process for one measurement."""
+        peer = self.start(kind)
         try:
             yield peer
         finally:
             peer.close()
 
-    def load(self, stack: contextlib.ExitStack, model: str, length: int, *kinds: str) -> dict[str, Peer | str]:
-        """The sides asked for, loaded; ours first, because it knows where the file is. A sentence for one that is not."""
-        threads = self.options.threads
-        ours = stack.enter_context(self.open("paceline"))
-        about = ours("load", model=model, length=length, threads=threads)
-        self.settings[f"paceline {model}"] = about
-        sides: dict[str, Peer | str] = {"paceline": ours}
-        for kind in kinds:
-            extra = self.options.llama_options if kind == "llama.cpp" else {"dtype": self.options.transformers_dtype}
+    def load(self, model: str, length: int, *kinds: str) -> dict[str, Peer | str]:
+        """The sides asked for, loaded, or why not; ours first, because it knows where the file is."""
+        path, sides = model, {}
+        for kind in ("paceline", *kinds):
+            extra = {
+                "llama.cpp": self.options.llama_options,
+                "transformers": {"dtype": self.options.transformers_dtype},
+            }
             try:
-                peer = stack.enter_context(self.open(kind))
-                told = peer("load", model=about["path"], length=length, threads=threads, **extra)
-                self.settings[f"{kind} {model}"] = told
-                sides[kind] = peer
+                if kind not in self.peers:
+                    self.peers[kind] = self.start(kind)
+                about = self.peers[kind](
+                    "load", model=path, length=length, threads=self.options.threads, **extra.get(kind, {})
+                )
             except PeerError as error:
+                if kind == "paceline":
+                    raise
                 sides[kind] = str(error)
+                continue
+            self.settings[f"{kind} {model}"] = about
+            sides[kind], path = self.peers[kind], about.get("path", path)
         return sides
+
+    def close(self) -> None:
+        for peer in self.peers.values():
+            peer.close()
 
     def prose(self, ours: Peer, count: int) -> list[int]:
         """`count` tokens of the fixed text, from its start again where it is too short."""
@@ -552,12 +574,11 @@ def compare_speed(
 ) -> dict[str, Any]:
     """The same prompt on both sides; `seconds` answers what to count: a time and a number of tokens."""
     prompt, new = sizes
-    with contextlib.ExitStack() as stack:
-        sides = bench.load(stack, model, prompt + new, "llama.cpp")
-        found = present(sides)
-        ids = bench.prose(found["paceline"], prompt)
-        runs = {kind: lambda p=peer: p("answers", prompts=[ids], new=new, stop=[])[0] for kind, peer in found.items()}
-        taken = in_turn(bench.options.repeat, runs)
+    sides = bench.load(model, prompt + new, "llama.cpp")
+    found = present(sides)
+    ids = bench.prose(found["paceline"], prompt)
+    runs = {kind: lambda p=peer: p("answers", prompts=[ids], new=new, stop=[])[0] for kind, peer in found.items()}
+    taken = in_turn(bench.options.repeat, runs)
     speeds = {}
     for kind, answers in taken.items():
         speeds[kind] = median([count / spent for spent, count in map(seconds, answers)])
@@ -592,13 +613,12 @@ def prefill(bench: Bench) -> dict[str, Any]:
 def rows(bench: Bench) -> dict[str, Any]:
     """One forward over k rows against one row."""
     sizes = bench.sizes
-    with contextlib.ExitStack() as stack:
-        length = sizes.context + max(sizes.counts) + 1
-        sides = bench.load(stack, bench.options.small, length, "llama.cpp")
-        found = present(sides)
-        ids = bench.prose(found["paceline"], length - 1)
-        asked = {"ids": ids, "context": sizes.context, "counts": list(sizes.counts), "runs": 3}
-        taken = in_turn(bench.options.repeat, {kind: lambda p=p: p("rows", **asked) for kind, p in found.items()})
+    length = sizes.context + max(sizes.counts) + 1
+    sides = bench.load(bench.options.small, length, "llama.cpp")
+    found = present(sides)
+    ids = bench.prose(found["paceline"], length - 1)
+    asked = {"ids": ids, "context": sizes.context, "counts": list(sizes.counts), "runs": 3}
+    taken = in_turn(bench.options.repeat, {kind: lambda p=p: p("rows", **asked) for kind, p in found.items()})
     costs = {
         kind: {count: median([s for turn in turns for s in turn[str(count)]]) * 1e3 for count in sizes.counts}
         for kind, turns in taken.items()
@@ -653,20 +673,19 @@ def speculate(bench: Bench, model: str, wanted: str, limit: int) -> dict[str, An
         raise PeerError(f"no dataset given has the field {wanted!r}")
     shown: list[Row] = []
     raw: dict[str, Any] = {}
-    with contextlib.ExitStack() as stack:
-        sides = bench.load(stack, model, bench.sizes.length, "llama.cpp", "transformers")
-        ours = present(sides)["paceline"]
-        for category, texts in asked.items():
-            most = bench.sizes.length - bench.sizes.answer
-            prompts = [ours("tokenize", text=text, chat=True) for text in texts[: 4 * limit]]
-            if bench.options.quick:
-                prompts = [ids[: most // 2] for ids in prompts]
-            fitting = [ids for ids in prompts if len(ids) <= most][:limit]
-            if not fitting:
-                raise PeerError(f"no prompt of {category} fits into {most} tokens")
-            taken = ask_all(bench, sides, fitting, bench.end_ids(model))
-            raw[category] = {"prompt_tokens": [len(ids) for ids in fitting], "runs": taken}
-            shown += judge(f"{'small' if wanted == 'turns' else 'large'}, {category}", taken, sides)
+    sides = bench.load(model, bench.sizes.length, "llama.cpp", "transformers")
+    ours = present(sides)["paceline"]
+    for category, texts in asked.items():
+        most = bench.sizes.length - bench.sizes.answer
+        prompts = [ours("tokenize", text=text, chat=True) for text in texts[: 4 * limit]]
+        if bench.options.quick:
+            prompts = [ids[: most // 2] for ids in prompts]
+        fitting = [ids for ids in prompts if len(ids) <= most][:limit]
+        if not fitting:
+            raise PeerError(f"no prompt of {category} fits into {most} tokens")
+        taken = ask_all(bench, sides, fitting, bench.end_ids(model))
+        raw[category] = {"prompt_tokens": [len(ids) for ids in fitting], "runs": taken}
+        shown += judge(f"{'small' if wanted == 'turns' else 'large'}, {category}", taken, sides)
     return {"rows": shown, "raw": raw}
 
 
@@ -754,8 +773,8 @@ def memory(bench: Bench, name: str, model: str) -> dict[str, Any]:
     for kind in ("paceline", "llama.cpp"):
         raw[kind] = []
         try:
-            for _ in range(min(bench.options.repeat, SLOW_REPEATS)):
-                with bench.open(kind) as peer:
+            for _ in range(1 if bench.options.quick else SLOW_REPEATS):
+                with bench.fresh(kind) as peer:
                     before = peer("memory")
                     where = model if kind == "paceline" else about["path"]
                     told = peer("load", model=where, length=total, threads=bench.options.threads)
@@ -780,11 +799,10 @@ def memory(bench: Bench, name: str, model: str) -> dict[str, Any]:
 def overhead(bench: Bench) -> dict[str, Any]:
     """Of a decoding step, what is not spent inside the compiled library."""
     sizes = bench.sizes
-    with contextlib.ExitStack() as stack:
-        sides = bench.load(stack, bench.options.small, sizes.prompt + sizes.new)
-        ours = present(sides)["paceline"]
-        ids = bench.prose(ours, sizes.prompt)
-        turns = in_turn(bench.options.repeat, {"paceline": lambda: ours("overhead", ids=ids, new=sizes.new)})
+    sides = bench.load(bench.options.small, sizes.prompt + sizes.new)
+    ours = present(sides)["paceline"]
+    ids = bench.prose(ours, sizes.prompt)
+    turns = in_turn(bench.options.repeat, {"paceline": lambda: ours("overhead", ids=ids, new=sizes.new)})
     steps = [step for turn in turns["paceline"] for step in turn or []]
     if not steps:
         row = Row("outside the library, small", "µs/step", None, "step", None, "the native kernels are not in use")
@@ -796,13 +814,12 @@ def overhead(bench: Bench) -> dict[str, Any]:
 
 def start(bench: Bench) -> dict[str, Any]:
     """From starting a process to its first token, the model's file in the cache."""
-    with contextlib.ExitStack() as stack:
-        bench.load(stack, bench.options.small, bench.sizes.length)
+    bench.load(bench.options.small, bench.sizes.length)
     about = bench.settings[f"paceline {bench.options.small}"]
 
     def run(kind: str) -> float:
         began = clock()
-        with bench.open(kind) as peer:
+        with bench.fresh(kind) as peer:
             where = bench.options.small if kind == "paceline" else about["path"]
             peer("first", model=where, threads=bench.options.threads, text="The first thing that I noticed was")
             return clock() - began
@@ -855,14 +872,14 @@ def show(shown: list[Row]) -> None:
         ratio = "–" if row.ratio is None else f"{row.ratio:.2f}"
         note = f"{row.against} ({row.note})" if row.note else row.against
         table.add_row(row.figure, *figures, ratio, "–" if reach is None else f"{sign} {reach:g}", note)
-    Console().print(table)
+    console = Console()
+    Console(width=max(console.width, WIDTH)).print(table)
 
 
 def read_options(given: list[str] | None) -> argparse.Namespace:
+    names = ", ".join(FIGURES)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only", nargs="+", choices=FIGURES, default=list(FIGURES), metavar="NAME", help=str([*FIGURES])
-    )
+    parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES), metavar="NAME", help=names)
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="few tokens: whether it runs, not how fast")
@@ -900,6 +917,7 @@ def main(given: list[str] | None = None) -> None:
         except PeerError as error:
             print(f"{name} failed: {error}", file=sys.stderr)
             figures[name], failures = {"rows": [], "error": str(error)}, failures + 1
+    bench.close()
     save(bench, figures, given)
     show([row for figure in figures.values() for row in figure["rows"]])
     sys.exit(1 if failures else 0)

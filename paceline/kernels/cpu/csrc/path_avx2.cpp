@@ -19,6 +19,13 @@ inline F all_f(float x) { const __m256 v = _mm256_set1_ps(x); return {v, v}; }
 inline F add_f(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 inline F mul_f(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 inline F neg_f(F x) { const __m256 z = _mm256_set1_ps(-0.0f); return {_mm256_sub_ps(z, x.a), _mm256_sub_ps(z, x.b)}; }
+inline F div_f(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline __m256 clamp_half(__m256 x, float low, float high) {  // NaN stays NaN: the second operand is the one kept
+    return _mm256_min_ps(_mm256_set1_ps(high), _mm256_max_ps(_mm256_set1_ps(low), x));
+}
+inline F clamp_f(F x, float low, float high) { return {clamp_half(x.a, low, high), clamp_half(x.b, low, high)}; }
+inline __m256 power_half(__m256 k) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(k), _mm256_set1_epi32(127)), 23)); }
+inline F power_of_two(F k) { return {power_half(k.a), power_half(k.b)}; }
 inline F to_f(I32 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline F load_f(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline void store_f(float* p, F x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }

@@ -17,6 +17,11 @@ inline F all_f(float x) { return _mm512_set1_ps(x); }
 inline F add_f(F a, F b) { return _mm512_add_ps(a, b); }
 inline F mul_f(F a, F b) { return _mm512_mul_ps(a, b); }
 inline F neg_f(F a) { return _mm512_sub_ps(_mm512_set1_ps(-0.0f), a); }
+inline F div_f(F a, F b) { return _mm512_div_ps(a, b); }
+inline F clamp_f(F a, float low, float high) {  // NaN stays NaN: the second operand is the one kept
+    return _mm512_min_ps(_mm512_set1_ps(high), _mm512_max_ps(_mm512_set1_ps(low), a));
+}
+inline F power_of_two(F k) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(k), _mm512_set1_epi32(127)), 23)); }
 inline F to_f(I32 a) { return _mm512_cvtepi32_ps(a); }
 inline F load_f(const float* p) { return _mm512_loadu_ps(p); }
 inline void store_f(float* p, F a) { _mm512_storeu_ps(p, a); }

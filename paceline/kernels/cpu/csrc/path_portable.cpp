@@ -18,6 +18,13 @@ inline F all_f(float y) { F x; EACH x.v[i] = y; return x; }
 inline F add_f(const F& a, const F& b) { F x; EACH x.v[i] = a.v[i] + b.v[i]; return x; }
 inline F mul_f(const F& a, const F& b) { F x; EACH x.v[i] = a.v[i] * b.v[i]; return x; }
 inline F neg_f(const F& a) { F x; EACH x.v[i] = -0.0f - a.v[i]; return x; }
+inline F div_f(const F& a, const F& b) { F x; EACH x.v[i] = a.v[i] / b.v[i]; return x; }
+inline F clamp_f(const F& a, float low, float high) { F x; EACH { const float y = a.v[i] < low ? low : a.v[i]; x.v[i] = y > high ? high : y; } return x; }
+inline F power_of_two(const F& k) {
+    F x;
+    EACH { const int32_t whole = k.v[i] == k.v[i] ? int32_t(k.v[i]) : INT32_MIN; x.v[i] = std::bit_cast<float>((uint32_t(whole) + 127u) << 23); }
+    return x;
+}
 inline F to_f(const I32& a) { F x; EACH x.v[i] = float(a.v[i]); return x; }
 inline F load_f(const float* p) { F x; memcpy(x.v, p, sizeof x.v); return x; }
 inline void store_f(float* p, const F& a) { memcpy(p, a.v, sizeof a.v); }

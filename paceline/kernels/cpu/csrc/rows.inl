@@ -27,20 +27,29 @@ inline float sum(const float* x, int64_t n) {
     return fold(lane);
 }
 
-// e^x by splitting off a power of two and a polynomial of degree 6; about one unit in the last place.
-inline float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
-    const float k = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
-    const float r = (x - k * 0.693145752f) - k * 1.42860677e-6f;
-    float p = 1.38888889e-3f;
-    p = p * r + 8.33333333e-3f;
-    p = p * r + 4.16666667e-2f;
-    p = p * r + 1.66666667e-1f;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    return p * std::bit_cast<float>((int32_t(k) + 127) << 23);
+// e^x by splitting off a power of two and a polynomial of degree 7; about one unit in the last place.
+inline F exponential(F x) {
+    x = clamp_f(x, -87.0f, 88.0f);
+    const F magic = all_f(12582912.0f);  // adding and taking it away rounds to a whole number
+    const F k = add_f(add_f(mul_f(x, all_f(1.44269504f)), magic), all_f(-12582912.0f));
+    const F r = add_f(add_f(x, mul_f(k, all_f(-0.693145752f))), mul_f(k, all_f(-1.42860677e-6f)));
+    F p = all_f(1.98412698e-4f);
+    const float factors[] = {1.38888889e-3f, 8.33333333e-3f, 4.16666667e-2f, 1.66666667e-1f, 0.5f, 1.0f, 1.0f};
+    for (int i = 0; i < 7; ++i) p = add_f(mul_f(p, r), all_f(factors[i]));
+    return mul_f(p, power_of_two(k));
+}
+
+// Applies f to n values, sixteen at a time; the last few are padded.
+template <class Function>
+inline void each(const float* x, int64_t n, float* out, Function&& f) {
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) store_f(out + i, f(load_f(x + i)));
+    if (i < n) {
+        float rest[LANES] = {0};
+        for (int64_t k = i; k < n; ++k) rest[k - i] = x[k];
+        store_f(rest, f(load_f(rest)));
+        for (int64_t k = i; k < n; ++k) out[k] = rest[k - i];
+    }
 }
 
 // Scores to weights e^(s - largest), in place; answers one over their sum.
@@ -53,12 +62,12 @@ inline float soften(float* s, int64_t n) {
     for (int l = 0; i < n; ++i, ++l) most[l] = s[i] > most[l] ? s[i] : most[l];
     float largest = most[0];
     for (int l = 1; l < 16; ++l) largest = most[l] > largest ? most[l] : largest;
-    for (i = 0; i < n; ++i) s[i] = exponential(s[i] - largest);
+    each(s, n, s, [&](F x) { return exponential(add_f(x, all_f(-largest))); });
     return 1.0f / sum(s, n);
 }
 
 void exponentials(const float* x, int64_t n, float* out) {
-    for (int64_t i = 0; i < n; ++i) out[i] = exponential(x[i]);
+    each(x, n, out, [](F v) { return exponential(v); });
 }
 
 #ifndef PACELINE_OWN_QUANTISE
@@ -113,7 +122,6 @@ void add(const float* x, const float* y, int64_t n, float* out) {
 
 inline float activated(float x, int64_t kind) {
     switch (kind) {
-        case SILU: return x / (1.0f + exponential(-x));
         case RELU: return x > 0 ? x : 0.0f;
         case GELU: return 0.5f * x * (1.0f + std::erf(x * 0.70710678f));
         default: return 0.5f * x * (1.0f + std::tanh(0.79788456f * (x + 0.044715f * x * x * x)));
@@ -121,8 +129,10 @@ inline float activated(float x, int64_t kind) {
 }
 
 void activate(const float* x, int64_t n, int64_t kind, float* out) {
-    if (kind == SILU) for (int64_t i = 0; i < n; ++i) out[i] = activated(x[i], SILU);
-    else for (int64_t i = 0; i < n; ++i) out[i] = activated(x[i], kind);
+    if (kind == SILU)
+        each(x, n, out, [](F v) { return div_f(v, add_f(all_f(1.0f), exponential(mul_f(v, all_f(-1.0f))))); });
+    else
+        for (int64_t i = 0; i < n; ++i) out[i] = activated(x[i], kind);
 }
 
 void gated(const float* __restrict x, int64_t n, int64_t kind, float* __restrict out) {

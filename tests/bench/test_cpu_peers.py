@@ -1,0 +1,179 @@
+"""The measurements against other programs, run small: their shape, what a missing peer looks like, their arithmetic.
+
+No time is judged here. The scripts are run as anybody would run them, in processes of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fakes import tiny_model
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+cpu_peers = load("cpu_peers")
+perplexity = load("perplexity")
+has_llama = importlib.util.find_spec("llama_cpp") is not None
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    tiny_model().save_pretrained(folder)
+    return folder
+
+
+def run(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(BENCH / script), *words], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def record(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("datasets")
+    (folder / "asked.jsonl").write_text(
+        json.dumps({"category": "rag", "turns": ["one two three one two"]})
+        + "\n"
+        + json.dumps({"category": "poetry", "turns": ["never asked, because rag is there"]})
+        + "\n"
+        + json.dumps({"task_id": "T/0", "prompt": "def one():"})
+    )
+    output = folder / "out.json"
+    words = ["--quick", "--repeat", "2", "--threads", "1", "--small", str(checkpoint), "--large", str(checkpoint)]
+    done = run("cpu_peers.py", *words, "--dataset-path", str(folder / "asked.jsonl"), "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(output.read_text())
+    return told
+
+
+def test_every_figure_is_there_with_the_record_of_the_machine(record: dict[str, Any]) -> None:
+    assert list(record["figures"]) == list(cpu_peers.FIGURES)
+    assert {"command", "date", "versions", "machine", "revision", "threads", "repeat", "sizes", "settings"} <= set(
+        record
+    )
+    assert str(BENCH) not in json.dumps(record), "no path of this machine is written down"
+    for name, figure in record["figures"].items():
+        assert figure["rows"] and figure["raw"] and figure["seconds"] > 0, name
+
+
+def test_every_row_is_whole_and_its_ratio_is_ours_over_the_other(record: dict[str, Any]) -> None:
+    for row in (row for figure in record["figures"].values() for row in figure["rows"]):
+        assert set(row) == {"figure", "unit", "ours", "against", "peer", "note", "ratio"}
+        if row["peer"] is None:
+            assert row["ratio"] is None and row["note"]
+        else:
+            assert row["ratio"] == pytest.approx(row["ours"] / row["peer"])
+
+
+@pytest.mark.skipif(has_llama, reason="llama_cpp is installed here")
+def test_a_peer_that_cannot_be_imported_is_said_to_be_not_installed(record: dict[str, Any]) -> None:
+    rows = [row for figure in record["figures"].values() for row in figure["rows"] if "llama.cpp" in row["against"]]
+    assert len(rows) == 9  # decode twice, prefill, rows, speculative twice, memory twice, start
+    assert {(row["peer"], row["note"]) for row in rows} == {(None, "not installed")}
+
+
+def test_raw_times_are_kept_for_every_repetition(record: dict[str, Any]) -> None:
+    figures, sizes = record["figures"], cpu_peers.QUICK
+    decoded = figures["decode-small"]["raw"]["paceline"]
+    assert [len(run["tokens"]) for run in decoded] == [sizes.new] * 2
+    speeds = sorted((sizes.new - 1) / run["rest"] for run in decoded)
+    assert figures["decode-small"]["rows"][0]["ours"] == pytest.approx(sum(speeds) / 2)
+    for turn in figures["rows"]["raw"]["paceline"]:
+        assert {count: len(times) for count, times in turn.items()} == {str(count): 3 for count in sizes.counts}
+    for turn in figures["overhead"]["raw"]["paceline"]:
+        assert turn is None or (len(turn) == sizes.new - 1 and all(0 < inside < whole for whole, inside in turn))
+    assert len(figures["start"]["raw"]["paceline"]) == 2
+
+
+def test_drafters_say_what_plain_decoding_says_and_the_named_category_alone_is_asked(record: dict[str, Any]) -> None:
+    raw = record["figures"]["speculative-small"]["raw"]
+    assert list(raw) == ["rag"]
+    runs = raw["rag"]["runs"]
+    assert set(cpu_peers.DRAFTERS) | {"transformers"} <= set(runs)
+    said = {json.dumps([answer["tokens"] for answer in turn]) for name in cpu_peers.DRAFTERS for turn in runs[name]}
+    assert len(said) == 1
+    proposed = sum(answer["proposed"] for name in cpu_peers.DRAFTERS for turn in runs[name] for answer in turn)
+    assert proposed > 0, "a drafter that never drafts measures nothing"
+
+
+def test_memory_is_compared_with_the_file_and_the_cache(record: dict[str, Any], checkpoint: Path) -> None:
+    config = tiny_model().config
+    size = sum(file.stat().st_size for file in checkpoint.iterdir())
+    each = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * (config.hidden_size // 4)
+    row = record["figures"]["memory-small"]["rows"][0]
+    assert row["against"] == "file + cache"
+    assert row["peer"] == pytest.approx((size + cpu_peers.QUICK.total * each) / 1e6)
+
+
+def test_a_figure_whose_model_does_not_load_is_reported_and_the_others_still_run(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    words = ["--quick", "--repeat", "1", "--threads", "1", "--small", str(checkpoint), "--large", "no/such/model/here"]
+    done = run("cpu_peers.py", *words, "--only", "decode-large", "overhead", "--output", str(tmp_path / "out.json"))
+    assert done.returncode == 1
+    assert "decode-large failed: paceline: CheckpointError" in done.stderr
+    figures = json.loads((tmp_path / "out.json").read_text())["figures"]
+    assert figures["decode-large"]["rows"] == [] and figures["overhead"]["rows"]
+
+
+def test_perplexity_is_that_of_the_transformers_model(tmp_path: Path, checkpoint: Path) -> None:
+    words = ["--model", str(checkpoint), "--chunk", "48", "--max-tokens", "121", "--threads", "1"]
+    done = run("perplexity.py", *words, "--output", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "out.json").read_text())
+    assert {"command", "date", "versions", "machine", "model", "sides", "chunk_sizes"} <= set(told)
+    assert told["chunk_sizes"] == [48, 48, 25]
+    ids = [3 + byte % 94 for byte in cpu_peers.PROSE.read_text().encode()][:121]
+    losses = []
+    with torch.no_grad():
+        for chunk in perplexity.cut(ids, 48):
+            given = torch.tensor([chunk])
+            losses.append(float(tiny_model()(given, labels=given).loss) * (len(chunk) - 1))
+    exact = told["sides"][perplexity.EXACT]
+    assert exact["losses"] == pytest.approx(losses, rel=1e-4)
+    assert exact["perplexity"] == pytest.approx(math.exp(sum(losses) / (47 + 47 + 24)), rel=1e-4)
+
+
+def test_chunks_hold_every_token_but_a_last_one_that_predicts_nothing() -> None:
+    assert perplexity.cut(list(range(7)), 3) == [[0, 1, 2], [3, 4, 5]]
+    assert perplexity.cut(list(range(8)), 3) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+def test_turns_alternate_and_the_first_is_not_counted() -> None:
+    asked: list[str] = []
+    taken = cpu_peers.in_turn(2, {name: lambda name=name: asked.append(name) or len(asked) for name in ("a", "b")})
+    assert asked == ["a", "b"] * 3
+    assert taken == {"a": [3, 5], "b": [4, 6]}
+
+
+def test_a_side_that_dies_is_an_error_with_its_name() -> None:
+    peer = cpu_peers.Peer("paceline", sys.executable)
+    try:
+        with pytest.raises(cpu_peers.PeerError, match="paceline: AttributeError"):
+            peer("answers", prompts=[[1]], new=1, stop=[])  # nothing is loaded
+        peer._process.kill()
+        with pytest.raises(cpu_peers.PeerError, match="paceline"):
+            for _ in range(2):
+                peer("memory")
+    finally:
+        peer.close()
