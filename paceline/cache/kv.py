@@ -37,9 +37,8 @@ class KVCache:
         return self._epoch
 
     def keep_tails(self, width: int, dtype: torch.dtype) -> None:
-        """Make room for `width` tapped values a page; 0 for none. What was there belonged to another drafter."""
-        shape = (self.pool.num_pages, width)
-        self.tails = torch.zeros(shape, dtype=dtype, device=self.device) if width else None
+        """Make room for `width` tapped values a page."""
+        self.tails = torch.zeros((self.pool.num_pages, width), dtype=dtype, device=self.device)
 
     def read_tails(self, pages: list[int]) -> Tensor:
         """[B, H·taps] for B pages; zeros for -1."""

@@ -93,8 +93,7 @@ class Engine:
             self._held += self._commit(self._in_flight.popleft())
         if drafter is not None:
             drafter.attach(self.target, self.cache)
-            width = len(drafter.taps.hidden) * self.target.model.config.hidden_size
-            self.cache.keep_tails(width, self.target.dtype)
+        self.cache.tails = None  # what was kept belonged to another drafter
         self.drafter = drafter
         self.budget = budget or FixedBudget(drafter.max_nodes if drafter is not None else 0)
 
@@ -244,6 +243,8 @@ class Engine:
                 for row in round.rows_of(number, decisions[number].nodes)[:n]
             ]
             seen.states = round.tapped[torch.tensor(rows, dtype=torch.int64).to(self.target.device)]
+            if self.cache.tails is None:
+                self.cache.keep_tails(seen.states.shape[1], seen.states.dtype)
             sequences = [sequence for _, sequence in alive]
             seen.before = self.cache.read_tails(sequences_before(sequences, starts, self.cache.pool.block_size))
             self.cache.write_tails(*tails_of(sequences, starts, counts, self.cache.pool.block_size), seen.states)

@@ -21,7 +21,7 @@ PROMPTS = [
 ]
 SAMPLING = {
     "greedy": {"temperature": 0.0},
-    "seeded": {"temperature": 0.8, "top_p": 0.95, "seed": 1234},
+    "seeded": {"temperature": 0.8, "seed": 1234},
 }
 DRAFTERS: dict[str, Any] = {
     "ngram": lambda recorded: NGram(5, 1, 3),

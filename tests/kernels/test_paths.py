@@ -21,6 +21,8 @@ from paceline.kernels.cpu import library as native_library
 from paceline.kernels.cpu.library import SOURCES, library
 from paceline.kernels.cpu.native import NativeOps
 from paceline.models.batch import Work
+from paceline.sampling import noise
+from paceline.sampling.noise import Keys
 from tests.fakes import tiny_model
 from tests.kernels.tiny import ALL, CPU, Table, load, packed, paths_built, same_bits, tokens
 
@@ -115,6 +117,7 @@ def test_exponentials_and_quants_have_the_portable_path_s_bits(path: str, select
     found = library()
     assert found is not None
     x = np.random.default_rng(0).uniform(-100, 100, 4096).astype(np.float32)
+    x[:6] = 0.0, -0.0, 1e-40, 1e38, -1e38, 88.0
 
     def results() -> list[bytes]:
         out, quants = np.empty_like(x), np.empty(4096, np.int8)
@@ -128,6 +131,21 @@ def test_exponentials_and_quants_have_the_portable_path_s_bits(path: str, select
     wanted = results()
     select(path)
     assert results() == wanted
+
+
+@pytest.mark.parametrize("path", ["portable", "avx2", "avx512"])
+def test_gumbel_noise_has_the_bits_of_the_tensor_operations(
+    path: str, select: Callable[[str], None], threads: Callable[[int], None]
+) -> None:
+    select(path)
+    keys = Keys(torch.tensor([3, 1 << 62, -5]), torch.tensor([0, 1, 2]))
+    positions = torch.tensor([0, 7, 100_000])
+    for vocabulary in (1, 97, 4096, 4097, 9001):
+        wanted = noise._gumbel(keys, positions, noise.SAMPLE, vocabulary)
+        for count in (1, 2):
+            threads(count)
+            assert same_bits(noise.gumbel(keys, positions, noise.SAMPLE, vocabulary), wanted)
+    assert noise.gumbel(keys, positions[:0], noise.SAMPLE, 97).shape[1] == 97
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_64", "gpt2", "Q4_1", "K_mixed"])

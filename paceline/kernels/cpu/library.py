@@ -60,7 +60,9 @@ class BatchStruct(Structure):
         ("final_buffer", c_int64),
         ("final_out", c_void_p),
         ("taps", c_void_p),
+        ("tap_offsets", c_void_p),
         ("num_taps", c_int64),
+        ("tap_width", c_int64),
         ("tapped_out", c_void_p),
     ]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -114,11 +115,13 @@ class NativeOps:
             recording = self._recordings[model] = Recording(model)
         rows, width = len(ids), recording.width
         final = torch.empty(rows, width)
-        tapped = torch.empty(rows, len(taps) * width) if taps else None
+        widths = [recording.taps[tap] for tap in taps]
+        offsets = list(accumulate(widths, initial=0))
+        tapped = torch.empty(rows, offsets[-1]) if taps else None
         held = [ids, layout.slots, layout.positions, layout.tree_base, layout.path, layout.first, layout.write]
         held = [None if tensor is None else tensor.contiguous() for tensor in (*held, layout.page_table)]
         keys, values = recording.pointers(caches)
-        wanted = torch.tensor(taps, dtype=torch.int64)
+        wanted = torch.tensor([taps, offsets[:-1]], dtype=torch.int64)
         batch = BatchStruct(
             rows,
             *(None if tensor is None else tensor.data_ptr() for tensor in held),
@@ -129,8 +132,10 @@ class NativeOps:
             ctypes.addressof(values),
             recording.final,
             final.data_ptr(),
-            wanted.data_ptr() if taps else None,
+            wanted.data_ptr(),
+            wanted.data_ptr() + 8 * len(taps),
             len(taps),
+            offsets[-1],
             None if tapped is None else tapped.data_ptr(),
         )
         self.library.paceline_run(recording.program, batch)

@@ -45,6 +45,7 @@ class Recorder:
     def __init__(self) -> None:
         self.ops: list[dict[str, Any]] = []
         self.widths: list[int] = []
+        self.taps: dict[int, int] = {}  # boundary → width
         self.held: list[Any] = []  # tensors and weights the program points at
 
     def _op(self, code: str, width: int, a: Value | None = None, b: Value | None = None, **values: Any) -> Value:
@@ -103,6 +104,7 @@ class Recorder:
 
     def tap(self, boundary: int, x: Value) -> None:
         self._op("tap", 0, x, n0=boundary)
+        self.taps[boundary] = x.width
 
 
 def _shape(heads: Heads) -> dict[str, Any]:
@@ -116,7 +118,7 @@ class Recording:
         recorder = Recorder()
         final = model.describe(recorder)
         recorder.tap(FINAL, final)
-        self.width = final.width
+        self.width, self.taps = final.width, recorder.taps
         self._held = recorder.held
         places, buffers = _assign(recorder, final)
         self.final = places[final.number]

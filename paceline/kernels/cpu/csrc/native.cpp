@@ -204,7 +204,7 @@ void row_op(const Frame& frame, Scratch& scratch, const Op& op, int64_t r) {
         }
         case TAP:
             for (int64_t t = 0; t < batch.num_taps; ++t)
-                if (batch.taps[t] == op.n0) memcpy(batch.tapped_out + (r * batch.num_taps + t) * n, x, n * sizeof(float));
+                if (batch.taps[t] == op.n0) memcpy(batch.tapped_out + r * batch.tap_width + batch.tap_offsets[t], x, n * sizeof(float));
             break;
     }
 }

@@ -66,17 +66,6 @@ inline I32 unbias(I32 sum, int32_t) { return sum; }
 inline I32 add_i(I32 x, I32 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline I32 sub_i(I32 x, int32_t y) { const __m256i v = _mm256_set1_epi32(y); return {_mm256_sub_epi32(x.a, v), _mm256_sub_epi32(x.b, v)}; }
 inline I32 mul_i(I32 x, I32 y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
-// Sixteen vectors, each folded to its sum as fold() does.
-inline F fold_all(const F* v) {
-    float sums[LANES], lane[LANES], a[8], b[4];
-    for (int k = 0; k < LANES; ++k) {
-        store_f(lane, v[k]);
-        for (int i = 0; i < 8; ++i) a[i] = lane[i] + lane[i + 8];
-        for (int i = 0; i < 4; ++i) b[i] = a[i] + a[i + 4];
-        sums[k] = (b[0] + b[2]) + (b[1] + b[3]);
-    }
-    return load_f(sums);
-}
 }  // namespace
 #include "tiles.inl"
 #include "rows.inl"

@@ -62,6 +62,7 @@ inline int32_t round_16(const float* x, float inverse, int8_t* quants) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(quants), _mm512_cvtepi32_epi8(q));
     return _mm512_reduce_add_epi32(q);
 }
+#define PACELINE_OWN_FOLD
 // Sixteen vectors, each folded to its sum as fold() does: halves, quarters, pairs, each step for several at once.
 inline F fold_all(const F* v) {
     F half[8], quarter[4], pair[2];

@@ -49,17 +49,6 @@ inline I32 add_i(const I32& a, const I32& b) { I32 x; EACH x.v[i] = a.v[i] + b.v
 inline I32 sub_i(const I32& a, int32_t b) { I32 x; EACH x.v[i] = a.v[i] - b; return x; }
 inline I32 mul_i(const I32& a, const I32& b) { I32 x; EACH x.v[i] = a.v[i] * b.v[i]; return x; }
 #undef EACH
-// Sixteen vectors, each folded to its sum as fold() does.
-inline F fold_all(const F* v) {
-    float sums[LANES], lane[LANES], a[8], b[4];
-    for (int k = 0; k < LANES; ++k) {
-        store_f(lane, v[k]);
-        for (int i = 0; i < 8; ++i) a[i] = lane[i] + lane[i + 8];
-        for (int i = 0; i < 4; ++i) b[i] = a[i] + a[i + 4];
-        sums[k] = (b[0] + b[2]) + (b[1] + b[3]);
-    }
-    return load_f(sums);
-}
 }  // namespace
 #include "tiles.inl"
 #include "rows.inl"

@@ -6,7 +6,7 @@
 
 namespace paceline {
 namespace {
-constexpr int SPINS = 4000;  // some 50 microseconds: longer than most meetings, shorter than a wake-up is worth
+constexpr int SPINS = 1000;  // some 50 microseconds: longer than most meetings, shorter than a wake-up is worth
 inline void relax() {
 #if defined(__x86_64__)
     _mm_pause();

@@ -37,8 +37,9 @@ struct Batch {
     int64_t final_buffer;
     float* final_out;           // [rows, H]
     const int64_t* taps;        // boundaries wanted
-    int64_t num_taps;
-    float* tapped_out;          // [rows, num_taps * H]
+    const int64_t* tap_offsets; // where each begins in a row of tapped_out
+    int64_t num_taps, tap_width;
+    float* tapped_out;          // [rows, tap_width]
 };
 
 }  // namespace paceline

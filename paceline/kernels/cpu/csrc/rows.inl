@@ -9,6 +9,18 @@ inline float fold(const float* lane) {
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
+#ifndef PACELINE_OWN_FOLD
+// Sixteen vectors, each folded to its sum.
+inline F fold_all(const F* v) {
+    float sums[LANES], lane[LANES];
+    for (int k = 0; k < LANES; ++k) {
+        store_f(lane, v[k]);
+        sums[k] = fold(lane);
+    }
+    return load_f(sums);
+}
+#endif
+
 inline float dot(const float* __restrict x, const float* __restrict y, int64_t n) {
     float lane[16] = {0};
     int64_t i = 0;
