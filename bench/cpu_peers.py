@@ -227,9 +227,31 @@ class LlamaCpp(Side):
         self.versions = {"llama-cpp-python": llama_cpp.__version__}
         self.llm: Any = None
 
-    def load(self, model: str, length: int, threads: int, **options: Any) -> dict[str, Any]:
+    def load(
+        self, model: str, length: int, threads: int, model_params: dict[str, Any] | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """`model_params` are fields of llama.cpp's own struct that its binding has no option for."""
         if not model.endswith(".gguf"):
             raise ValueError(f"llama.cpp reads .gguf files, not {Path(model).name}")
+        defaults = self.c.llama_cpp.llama_model_default_params
+
+        def changed() -> Any:
+            params = defaults()
+            for name, value in (model_params or {}).items():
+                setattr(params, name, value)
+            return params
+
+        self.c.llama_cpp.llama_model_default_params = changed
+        try:
+            self._open(model, length, threads, options)
+        finally:
+            self.c.llama_cpp.llama_model_default_params = defaults
+        self.context, self.vocabulary = self.llm.ctx, self.llm.n_vocab()
+        self.memory_ = self.c.llama_get_memory(self.context)
+        info = self.c.llama_print_system_info().decode()
+        return {"system": info, "options": options, "model_params": model_params or {}}
+
+    def _open(self, model: str, length: int, threads: int, options: dict[str, Any]) -> None:
         if self.llm is not None:
             self.llm.close()
         self.llm = self.c.Llama(
@@ -242,8 +264,6 @@ class LlamaCpp(Side):
             verbose=False,
             **options,
         )
-        self.context, self.vocabulary = self.llm.ctx, self.llm.n_vocab()
-        self.memory_ = self.c.llama_get_memory(self.context)
         self.batch = self.c.llama_batch_init(self.BATCH, 0, 1)
         for row in range(self.BATCH):
             self.batch.n_seq_id[row], self.batch.seq_id[row][0] = 1, 0
@@ -251,7 +271,6 @@ class LlamaCpp(Side):
         self.ids, self.positions, self.wanted = (
             view(getattr(self.batch, name), shape=(self.BATCH,)) for name in ("token", "pos", "logits")
         )
-        return {"system": self.c.llama_print_system_info().decode(), "options": options}
 
     def _forward(self, ids: list[int], past: int, every_row: bool = False) -> Any:
         """[rows, V] logits of all rows or of the last, after the first `past` tokens that are cached."""
@@ -302,8 +321,8 @@ class LlamaCpp(Side):
             sums.append(float((totals - logits[range(len(ids) - 1), ids[1:]]).sum()))
         return sums
 
-    def first(self, model: str, threads: int, text: str) -> None:
-        self.load(model, 0, threads)  # 0: the model's own length, as ours
+    def first(self, model: str, threads: int, text: str, **options: Any) -> None:
+        self.load(model, 0, threads, **options)  # 0: the model's own length, as ours
         self._prompt(self.llm.tokenize(text.encode(), add_bos=False)).argmax()
 
 
@@ -430,6 +449,10 @@ class Peer:
             raise PeerError(f"{self.kind}: {told['error']}")
         return told["result"]
 
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
     def close(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
@@ -464,6 +487,7 @@ DRAFTERS: dict[str, list[Any] | None] = {
     "suffix": ["Suffix"],
 }
 LOOKUP = 10
+OPENING = "The first thing that I noticed was"
 SLOW_REPEATS = 3
 WIDTH = 140  # of the table, at least
 CATEGORIES = ("summarization", "rag")
@@ -523,6 +547,8 @@ class Bench:
                 "transformers": {"dtype": self.options.transformers_dtype},
             }
             try:
+                if kind in self.peers and self.peers[kind].ended:
+                    self.peers.pop(kind).close()
                 if kind not in self.peers:
                     self.peers[kind] = self.start(kind)
                 about = self.peers[kind](
@@ -777,7 +803,8 @@ def memory(bench: Bench, name: str, model: str) -> dict[str, Any]:
                 with bench.fresh(kind) as peer:
                     before = peer("memory")
                     where = model if kind == "paceline" else about["path"]
-                    told = peer("load", model=where, length=total, threads=bench.options.threads)
+                    extra = bench.options.llama_options if kind == "llama.cpp" else {}
+                    told = peer("load", model=where, length=total, threads=bench.options.threads, **extra)
                     loaded = peer("memory")
                     about = about or told
                     ids = ids or bench.prose(peer, total - new)
@@ -821,7 +848,8 @@ def start(bench: Bench) -> dict[str, Any]:
         began = clock()
         with bench.fresh(kind) as peer:
             where = bench.options.small if kind == "paceline" else about["path"]
-            peer("first", model=where, threads=bench.options.threads, text="The first thing that I noticed was")
+            extra = bench.options.llama_options if kind == "llama.cpp" else {}
+            peer("first", model=where, threads=bench.options.threads, text=OPENING, **extra)
             return clock() - began
 
     raw: dict[str, list[float]] = {"paceline": [], "llama.cpp": []}

@@ -10,6 +10,7 @@ the latter and writes bench/results/perplexity.json.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from pathlib import Path
@@ -39,13 +40,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     chunks: list[list[int]] = []
     path = options.model
     try:
-        for name, (kind, extra) in SIDES.items():
+        for name, (kind, own) in SIDES.items():
             try:
                 if kind not in peers:
                     python = options.peer_python if kind == "llama.cpp" and options.peer_python else sys.executable
                     peers[kind] = Peer(kind, python)
                     result["peer_versions"] |= peers[kind].versions
                 ask = peers[kind]
+                extra = options.llama_options if kind == "llama.cpp" else own
                 about = ask("load", model=path, length=options.chunk + 1, threads=options.threads, **extra)
                 if not chunks:
                     path = about["path"]
@@ -93,6 +95,7 @@ def read_options(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, help="of the text; by default all")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peer-python", help="a Python that has llama_cpp")
+    parser.add_argument("--llama-options", type=json.loads, default={}, help="as for cpu_peers.py")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(given)
     if not 2 <= options.chunk <= 512:  # llama.cpp's batch holds 512

@@ -185,4 +185,6 @@ def _group(layout: Layout, spans: list[Span], per_kv_head: int, window: int | No
         spots = torch.zeros(*mask.shape[:2], reach, dtype=torch.int64, device=device)
         mask = mask | (spots.scatter_add(2, nodes, seen.long()) > 0)
     mask = mask.repeat_interleave(per_kv_head, dim=1)[:, None]
-    return Group(rows, cache_rows(layout, slots, line[None]), mask)
+    # Padding looks at its own sequence's last row, never at another's: 0 · NaN is NaN.
+    ends = torch.tensor([[span.reach - 1] for span in spans], dtype=torch.int64).to(device, non_blocking=True)
+    return Group(rows, cache_rows(layout, slots, torch.minimum(line[None], ends)), mask)

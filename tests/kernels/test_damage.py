@@ -42,7 +42,8 @@ def no_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf_tokenizer, "tokenizer_from_gguf", lambda file: None)
 
 
-PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, bad_words=None)
+PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+AVOID = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logit_bias={BAD_TOKEN: -100.0})
 
 
 def good_prompts() -> list[list[int]]:
@@ -54,16 +55,25 @@ def good_prompts() -> list[list[int]]:
 def test_a_spoilt_embedding_row_ends_only_the_requests_that_use_it(value: float, drafter: Any, tmp_path: Path) -> None:
     write_mixed(tmp_path / "whole.gguf")
     write_mixed(tmp_path / "spoilt.gguf", spoil("model.embed_tokens", [BAD_TOKEN], value, "Q4_K"))
-    avoid = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logit_bias={BAD_TOKEN: -100.0})
-    wanted = [output.outputs[0] for output in engine(tmp_path / "whole.gguf").generate(good_prompts(), avoid)]
+    wanted = [output.outputs[0] for output in engine(tmp_path / "whole.gguf").generate(good_prompts(), AVOID)]
     llm = engine(tmp_path / "spoilt.gguf", drafter=drafter)
     bad = [3, 4, BAD_TOKEN, 5]
     for _ in range(2):  # the second time on pages that have held NaN
-        outputs = [output.outputs[0] for output in llm.generate([bad, *good_prompts(), bad], avoid)]
+        outputs = [output.outputs[0] for output in llm.generate([bad, *good_prompts(), bad], AVOID)]
         assert [output.finish_reason for output in outputs] == ["error", *["length"] * 3, "error"]
         assert "NaN" in (outputs[0].error or "")
         assert outputs[0].token_ids == []
         assert [output.token_ids for output in outputs[1:4]] == [output.token_ids for output in wanted]
+
+
+@pytest.mark.parametrize("kernels", ["torch", "reference"])
+def test_other_kernels_keep_the_damage_to_its_request_too(kernels: str, tmp_path: Path) -> None:
+    write_mixed(tmp_path / "spoilt.gguf", spoil("model.embed_tokens", [BAD_TOKEN], np.nan, "Q4_K"))
+    llm = engine(tmp_path / "spoilt.gguf", kernels)
+    bad = [3, 4, BAD_TOKEN, *range(30)]
+    for _ in range(2):
+        outputs = [output.outputs[0] for output in llm.generate([bad, *good_prompts(), bad], AVOID)]
+        assert [output.finish_reason for output in outputs] == ["error", *["length"] * 3, "error"]
 
 
 MATRICES = {
@@ -73,11 +83,10 @@ MATRICES = {
     "model.layers.0.mlp.gate_proj": "Q4_K",
     "model.layers.1.mlp.down_proj": "Q6_K",
 }
-SWALLOWED = {"model.layers.0.self_attn.v_proj", "model.layers.0.mlp.gate_proj"}
+CASES = [(name, float(value)) for name in MATRICES for value in ("nan", "inf")]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize(("name", "value"), CASES)
 def test_one_spoilt_block_anywhere_ends_every_request_in_an_error(name: str, value: float, tmp_path: Path) -> None:
     write_mixed(tmp_path / "spoilt.gguf", spoil(name, [17], value, MATRICES[name]))
     outputs = engine(tmp_path / "spoilt.gguf").generate(good_prompts(), PARAMS)

@@ -28,7 +28,6 @@ DRAFTERS: dict[str, Any] = {
     "suffix": lambda recorded: Suffix(),
     "suffix_tree": lambda recorded: Suffix(tree=True),
     "first_of": lambda recorded: FirstOf(Suffix(), NGram(5, 1, 3)),
-    "replay": lambda recorded: Replay(recorded, seed=3, trees=False),
     "replay_tree": lambda recorded: Replay(recorded, seed=4, trees=True),
 }
 

@@ -39,7 +39,7 @@ def test_what_is_compared_varies() -> None:
         table = Table(load(name))
         table.begin(0, tokens(LENGTH, 1))
         table.begin(1, [(tokens(LENGTH, 1)[0] + 1) % VOCAB, *tokens(LENGTH, 1)[1:]])
-        left, right = table.one_by_one(0, 0, LENGTH), table.one_by_one(1, 0, LENGTH)
+        left, right = (table.run([Work(slot, 0, LENGTH)]).final for slot in (0, 1))
         assert left.isfinite().all() and left.std(dim=0).min() > 0.01, name
         assert not torch.equal(left[5], right[5]), f"{name}: position 5 does not see position 0"
 
@@ -135,7 +135,7 @@ def test_every_node_of_random_trees_has_the_bits_of_its_path_decoded_token_by_to
     assert nodes > 10 * TREES and len(seen) >= 8, "trees this small or shallow would prove little"
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "opt_350m"])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_taps_are_those_of_the_torch_kernels_and_row_invariant(name: str) -> None:
     prompt, taps = tokens(50, 4), (0, 2, FINAL, 1)
     tapped = {}
@@ -150,5 +150,6 @@ def test_taps_are_those_of_the_torch_kernels_and_row_invariant(name: str) -> Non
     table.begin(0, prompt)
     rows = [table.run([Work(0, position, 1)], taps=taps) for position in range(50)]
     assert same_bits(torch.cat([row.tapped for row in rows]), native)
-    width = load(name).config.hidden_size
-    assert same_bits(torch.cat([row.final for row in rows]), native[:, 2 * width : 3 * width])
+    final = torch.cat([row.final for row in rows])  # OPT-350m's is narrower than the other boundaries
+    before = 2 * load(name).config.hidden_size
+    assert same_bits(final, native[:, before : before + final.shape[1]].contiguous())

@@ -55,7 +55,8 @@ inline I32 sub_i(I32 a, int32_t b) { return _mm512_sub_epi32(a, _mm512_set1_epi3
 inline I32 mul_i(I32 a, I32 b) { return _mm512_mullo_epi32(a, b); }
 #define PACELINE_OWN_QUANTISE
 inline float largest_of(const float* x) {
-    return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(load_f(x)), _mm512_abs_ps(load_f(x + 16))));
+    const __m512i low = _mm512_castps_si512(_mm512_abs_ps(load_f(x))), high = _mm512_castps_si512(_mm512_abs_ps(load_f(x + 16)));
+    return std::bit_cast<float>(_mm512_reduce_max_epi32(_mm512_max_epi32(low, high)));  // by bits: a NaN is the largest
 }
 inline int32_t round_16(const float* x, float inverse, int8_t* quants) {
     const __m512i q = _mm512_cvtps_epi32(mul_f(load_f(x), all_f(inverse)));  // to nearest, ties to even

@@ -6,17 +6,22 @@
 
 namespace paceline {
 namespace {
-constexpr int SPINS = 1000;  // some 50 microseconds: longer than most meetings, shorter than a wake-up is worth
+constexpr int SPINS = 300;     // some ten microseconds: most meetings
+constexpr int YIELDS = 300;    // then let others run, if there are others
 inline void relax() {
 #if defined(__x86_64__)
     _mm_pause();
 #endif
 }
-// Wait until `value` is no longer `old`: spin briefly, then sleep in the kernel.
+// Wait until `value` is no longer `old`: spin briefly, offer the core to whoever wants it, then sleep in the kernel.
 inline void wait_change(std::atomic<uint32_t>& value, uint32_t old) {
     for (int i = 0; i < SPINS; ++i) {
         if (value.load(std::memory_order_acquire) != old) return;
         relax();
+    }
+    for (int i = 0; i < YIELDS; ++i) {
+        if (value.load(std::memory_order_acquire) != old) return;
+        std::this_thread::yield();
     }
     while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }

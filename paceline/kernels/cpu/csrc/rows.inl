@@ -83,15 +83,15 @@ void exponentials(const float* x, int64_t n, float* out) {
 }
 
 #ifndef PACELINE_OWN_QUANTISE
-inline float largest_of(const float* x) {
-    float most[16];
+inline float largest_of(const float* x) {  // by their bits, as whole numbers: so a NaN is the largest of all
+    int32_t most[16];
     for (int l = 0; l < 16; ++l) {
-        const float low = std::fabs(x[l]), high = std::fabs(x[l + 16]);
+        const int32_t low = std::bit_cast<int32_t>(x[l]) & 0x7FFFFFFF, high = std::bit_cast<int32_t>(x[l + 16]) & 0x7FFFFFFF;
         most[l] = low > high ? low : high;
     }
     for (int width = 8; width; width /= 2)
         for (int l = 0; l < width; ++l) most[l] = most[l] > most[l + width] ? most[l] : most[l + width];
-    return most[0];
+    return std::bit_cast<float>(most[0]);
 }
 
 inline int32_t round_16(const float* x, float inverse, int8_t* quants) {  // ties to even; answers their sum
