@@ -945,8 +945,8 @@ def main(given: list[str] | None = None) -> None:
         except PeerError as error:
             print(f"{name} failed: {error}", file=sys.stderr)
             figures[name], failures = {"rows": [], "error": str(error)}, failures + 1
+        save(bench, figures, given)  # after each: whoever stops this keeps what was measured
     bench.close()
-    save(bench, figures, given)
     show([row for figure in figures.values() for row in figure["rows"]])
     sys.exit(1 if failures else 0)
 

@@ -23,6 +23,7 @@ from paceline.kernels.ops import FINAL, Describes, Hidden, LayerCache, Layout, P
 from paceline.kernels.quantise import quantise
 
 _ALIGNED = 64
+_SLAB = 16 * 2**20
 
 
 class NativeWeight:
@@ -47,6 +48,22 @@ def _aligned(size: int) -> np.ndarray[Any, Any]:
     return raw[start : start + size]
 
 
+class Arena:
+    """Memory for weights in large pieces, which numpy asks huge pages for: fewer address look-ups while streaming."""
+
+    def __init__(self) -> None:
+        self._slab, self._used = _aligned(0), 0
+
+    def take(self, size: int) -> np.ndarray[Any, Any]:
+        size = -(-size // _ALIGNED) * _ALIGNED
+        if size > _SLAB:
+            return _aligned(size)
+        if self._used + size > len(self._slab):
+            self._slab, self._used = _aligned(_SLAB), 0
+        self._used += size
+        return self._slab[self._used - size : self._used]
+
+
 class NativeOps:
     name = "native"
 
@@ -56,6 +73,7 @@ class NativeOps:
         if found is None:
             raise OptionError("kernels='native' was asked for, but the native kernels are not built on this machine")
         self.library = found
+        self._arena = Arena()
         self._recordings: weakref.WeakKeyDictionary[Any, Recording] = weakref.WeakKeyDictionary()
 
     def pack(self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device) -> Weight:
@@ -89,7 +107,7 @@ class NativeOps:
         return kind, tiles, rows
 
     def _tiles(self, kind: int, rows: int, columns: int) -> np.ndarray[Any, Any]:
-        return _aligned(-(-rows // 16) * int(self.library.paceline_tile_bytes(kind, columns)))
+        return self._arena.take(-(-rows // 16) * int(self.library.paceline_tile_bytes(kind, columns)))
 
     def embed(self, weight: Weight, ids: Tensor) -> Tensor:
         out = torch.empty(len(ids), weight.shape[1])

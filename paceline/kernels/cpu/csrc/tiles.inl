@@ -5,6 +5,8 @@
 
 namespace {
 
+constexpr size_t AHEAD = 2560;  // bytes; weights stream through once, and the processor's own look-ahead is too short
+
 template <int R>
 inline void dots(I32* acc, I8 weights, const Activation* rows, int64_t column) {
     for (int r = 0; r < R; ++r) acc[r] = dot4(acc[r], weights, rows[r].quants + column);
@@ -19,6 +21,7 @@ inline void quantised_tile(const uint8_t* p, int64_t columns, const Activation* 
     for (int r = 0; r < R; ++r) acc[r] = zero_f();
     F d = zero_f(), m = zero_f();
     for (int64_t b = 0; b < blocks; ++b) {
+        for (size_t k = 0; k < block_bytes(KIND); k += 64) __builtin_prefetch(p + AHEAD + k);
         if (super && b % SUPER == 0) {
             d = halves_f(p);
             if (KIND != K6) m = halves_f(p + 32);
