@@ -10,7 +10,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(VENV)/installed
-	$(BIN)/paceline compare --drafter ngram:max_match=3,min_match=1 --drafter suffix --max-tokens 128 --rounds 3 --output demo
+	$(BIN)/paceline compare --drafter ngram:max_match=4,min_match=2 --drafter suffix --max-tokens 128 --rounds 3 --output demo
 
 test: $(VENV)/installed
 	$(BIN)/pytest -n 2
