@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <unistd.h>
 
 namespace paceline {
 namespace {
@@ -242,7 +243,12 @@ struct Space {  // grown as needed, used by one call at a time
     Lines lines;
     std::vector<std::atomic<int64_t>> counters;
 };
-Space& space() { static Space* one = new Space; return *one; }
+Space& space() {  // a child of fork starts with its own: the parent's may have been caught growing
+    static Space* one = nullptr;
+    static pid_t owner = 0;
+    if (owner != getpid()) { one = new Space; owner = getpid(); }
+    return *one;
+}
 
 }  // namespace
 }  // namespace paceline

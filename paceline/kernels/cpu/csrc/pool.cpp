@@ -75,6 +75,12 @@ void Pool::meet() {
     }
 }
 
+void Pool::retire() {
+    job_ = nullptr;
+    round_.fetch_add(1, std::memory_order_release);
+    round_.notify_all();
+}
+
 std::mutex& pool_lock() { return *lock_; }
 
 Pool& pool() {
@@ -87,7 +93,8 @@ void set_threads(int threads) {
     std::lock_guard<std::mutex> guard(pool_lock());
     if (threads == wanted) return;
     wanted = threads;
-    current = nullptr;  // the old pool's threads sleep on; there are few changes in a process's life
+    if (current != nullptr) current->retire();
+    current = nullptr;
 }
 
 }  // namespace paceline

@@ -16,6 +16,8 @@ public:
     void run(const std::function<void(int)>& job);
     // Inside a job: waits until all threads have come here.
     void meet();
+    // Lets the threads end; nothing may be running. (The object stays: they may still be reading it.)
+    void retire();
 
 private:
     void work(int thread);
