@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.cache.pages import PagePool
-
-LayerCache = tuple[Tensor, Tensor]  # keys and values, each [pages · block_size, kv heads, D]
+from paceline.kernels.ops import LayerCache
 
 
 class KVCache:

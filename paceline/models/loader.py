@@ -53,7 +53,6 @@ class Found:
     config: ModelConfig
     source: Source
     tokenizer: Any
-    quantised: bool = False
 
 
 def find_device(name: str | torch.device) -> torch.device:
@@ -102,7 +101,7 @@ def find(model: Any, tokenizer: Any = None) -> Found:
 
             tokenizer = tokenizer_from_gguf(file)
         source = GGUFSource(file, str(path), config.num_heads, config.num_kv_heads)
-        return Found(config, source, _read_tokenizer(tokenizer), quantised=True)
+        return Found(config, source, _read_tokenizer(tokenizer))
     return Found(read_config(path), FolderSource(path), _read_tokenizer(path if tokenizer is None else tokenizer))
 
 

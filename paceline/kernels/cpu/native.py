@@ -19,7 +19,7 @@ from torch import Tensor
 from paceline.errors import OptionError
 from paceline.kernels.cpu.library import KINDS, SOURCES, BatchStruct, Segment, WeightStruct, library
 from paceline.kernels.cpu.recording import Recording
-from paceline.kernels.ops import FINAL, Describes, Hidden, LayerCache, Layout, Packed, Weight
+from paceline.kernels.ops import Describes, Hidden, LayerCache, Layout, Packed, Weight
 from paceline.kernels.quantise import quantise
 
 _ALIGNED = 64
@@ -160,4 +160,4 @@ class NativeOps:
         return Hidden(final, tapped)
 
 
-__all__ = ["FINAL", "NativeOps", "NativeWeight"]
+__all__ = ["NativeOps", "NativeWeight"]
