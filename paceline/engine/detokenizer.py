@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 INCOMPLETE = "\ufffd"  # what a tokenizer makes of half a character
 MAX_HELD = 256  # tokens without a whole character; beyond it the bytes are no text and are shown as they are
+CONTEXT, WINDOW = 6, 24  # ids kept because a token's text can depend on those before, and how many before a cut to that
 
 
 class Detokenizer:
@@ -15,10 +17,11 @@ class Detokenizer:
         self, tokenizer: Any, prompt: list[int], stops: tuple[str, ...], *, include_stop: bool, skip_special: bool
     ) -> None:
         self._tokenizer, self._stops = tokenizer, stops
-        self._include_stop, self._skip_special = include_stop, skip_special
-        self._ids = list(prompt[-6:])  # a little of the prompt, because a token's text can depend on the one before
+        self._include_stop = include_stop
+        self._decode = _decoder(tokenizer, skip_special)
+        self._ids = list(prompt[-CONTEXT:])
         self._read = len(self._ids)  # ids before it are in the text
-        self._prefix = 0
+        self._before = self._decode(self._ids)  # and are this much of it
         self._shown = 0  # characters of the ids from `_read` on that are in the text already
         self._sent = 0
         self._finished = False
@@ -46,14 +49,9 @@ class Detokenizer:
         delta, self._sent = self.text[self._sent : ready], ready
         return delta
 
-    def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
-        return text
-
     def _window(self) -> str:
         """The text of the ids not read yet, in the light of those before."""
-        before = self._decode(self._ids[self._prefix : self._read])
-        return self._decode(self._ids[self._prefix :])[len(before) :]
+        return self._decode(self._ids)[len(self._before) :]
 
     def _next_text(self) -> str:
         """What is new and certain: everything but a character that may still be completed."""
@@ -63,11 +61,11 @@ class Detokenizer:
             delta, self._shown = certain[self._shown :], max(self._shown, len(certain))
             return delta
         delta, self._shown = window[self._shown :], 0
-        self._prefix, self._read = self._read, len(self._ids)
-        if len(self._ids) > 64:  # forget what no window reaches
-            self._ids = self._ids[self._prefix :]
-            self._read -= self._prefix
-            self._prefix = 0
+        self._before += window
+        if len(self._ids) > WINDOW:
+            self._ids = self._ids[-CONTEXT:]
+            self._before = self._decode(self._ids)
+        self._read = len(self._ids)
         return delta
 
     def _add(self, delta: str, check_stops: bool) -> str | None:
@@ -85,3 +83,13 @@ class Detokenizer:
         self._read = len(self._ids)
         self._finished = True
         return stop
+
+
+def _decoder(tokenizer: Any, skip_special: bool) -> Callable[[list[int]], str]:
+    """Ids to text. Straight to the tokenizers library where transformers adds nothing but its own cost per call."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if tokenizer is None:
+        return lambda ids: ""
+    if fast is None or tokenizer.clean_up_tokenization_spaces:
+        return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=skip_special))
+    return lambda ids: str(fast.decode(ids, skip_special_tokens=skip_special))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.stats import EngineStats, RoundRecord
 from paceline.errors import OptionError
 from paceline.models.base import Model
-from paceline.models.batch import Batch, pack
+from paceline.models.batch import Batch, Work, pack
 from paceline.sampling.processors import process
 from paceline.sampling.state import SamplerState
 from paceline.sampling.verify import Judged, check_acceptance, verify
@@ -140,13 +140,13 @@ class Engine:
         proposal = pad_proposal(proposal, num_sampling)
         sizes = proposal.sizes.tolist() + [0] * (len(work) - num_sampling)
         times.drafted = time.perf_counter()
-        work = [replace(item, num_nodes=size) for item, size in zip(work, sizes)]
+        work = [Work(item.slot, item.start, item.count, size) for item, size in zip(work, sizes)]
         paths = None if proposal.chain else tree.paths(proposal.parents)
         batch = pack(work, self.table, self.cache.pool.block_size, (proposal.tokens, paths))
         rows, index, owners = sampled_rows(work[:num_sampling], self.target.device)
         prompt_rows, extra = self._prompt_rows(sequences, batch)
         taps = self.drafter.taps if self.drafter is not None else Taps()
-        out = self.runner.forward(batch, taps, torch.cat([rows, extra]) if prompt_rows else rows)
+        out = self.runner.forward(batch, taps, torch.cat([rows, extra.to(rows.device)]) if prompt_rows else rows)
         verdict = None
         if num_sampling:
             history = histories(proposal, paths, owners, batch, rows, slots[:num_sampling])
@@ -191,7 +191,7 @@ class Engine:
                 count = min(span.num_rows, sequence.prompt_length - 1 - start)
                 wanted.append((sequence, start, max(count, 0)))
                 rows += range(span.row, span.row + max(count, 0))
-        return wanted, torch.tensor(rows, dtype=torch.int64).to(self.target.device)
+        return wanted, torch.tensor(rows, dtype=torch.int64)
 
     # 7 commit, 8 emit
 

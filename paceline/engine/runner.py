@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from paceline.cache.kv import KVCache
@@ -23,7 +22,6 @@ class Runner:
     def __init__(self, model: Model, cache: KVCache) -> None:
         self.model, self.cache = model, cache
 
-    @torch.inference_mode()
     def forward(self, batch: Batch, taps: Taps, rows: Tensor) -> Forwarded:
         hidden = self.model.forward(batch, self.cache.layers, taps.hidden)
         return Forwarded(self.model.logits(hidden.final[rows]), hidden.tapped)

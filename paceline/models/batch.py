@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.cache.slots import Slots
-from paceline.kernels.ops import Layout, Span, cache_rows
+from paceline.kernels.ops import Layout, Span
 
 
 @dataclass(frozen=True)
@@ -57,42 +57,42 @@ def pack(
     `first` [B] is the lowest position each sequence may see.
     """
     device = table.tokens.device.device
-    counts = np.array([item.count for item in work])
-    extra = np.array([item.num_nodes for item in work])
-    starts = np.array([item.start for item in work])
-    slots = np.array([item.slot for item in work])
+    counts, extra, starts, slots = np.array([(w.count, w.num_nodes, w.start, w.slot) for w in work], dtype=np.int64).T
     sizes = counts + extra
-    rows = np.cumsum(sizes) - sizes
-    sequence = np.repeat(np.arange(len(work)), sizes)
-    offset = np.arange(int(sizes.sum())) - rows[sequence]
-    line = starts[sequence] + offset
-    base = (starts + counts)[sequence]
-    node = offset - counts[sequence]  # negative: a committed token
-    host = np.stack([sequence, slots[sequence], line, base, node])
-    owner_t, slots_t, line_t, base_t, node_t = torch.from_numpy(host).to(device, non_blocking=True)
-    spans = [Span(item.slot, int(row), int(size), item.start + int(size)) for item, row, size in zip(work, rows, sizes)]
-    is_node = node_t >= 0
-    index = node_t.clamp(min=0)
-    ids = table.tokens.device[slots_t, torch.where(is_node, 0, line_t)]
+    ends = sizes.cumsum()
+    firsts = ends - sizes
+    owner = np.arange(len(work)).repeat(sizes)
+    offset = np.arange(ends[-1]) - firsts[owner]
+    node = offset - counts[owner]  # negative: a committed token
+    line = starts[owner] + offset
+    slot = slots[owner]
+    pages = table.pages.host[slot, line // block_size]
+    # Everything the host knows, in one transfer; nodes' tokens stand in the proposal.
+    committed = table.tokens.host[slot, np.where(node < 0, line, 0)]
+    known = [owner, slot, line, (starts + counts)[owner], node, committed, pages * block_size + line % block_size]
+    owner_t, slot_t, line_t, base_t, node_t, ids, write = torch.from_numpy(np.stack(known)).to(device, non_blocking=True)
+    spans = [
+        Span(item.slot, row, size, item.start + size)
+        for item, row, size in zip(work, firsts.tolist(), sizes.tolist())
+    ]
     positions, path = line_t, None
-    if nodes is not None and int(extra.sum()):
+    if nodes is not None and extra.any():
         tokens, paths = nodes
-        sequence_t = torch.where(is_node, owner_t, 0)  # sequences behind the proposal's have no nodes
-        ids = torch.where(is_node, tokens[sequence_t, index], ids)
+        is_node, index = node_t >= 0, node_t.clamp(min=0)
+        sequence = torch.where(is_node, owner_t, 0)  # sequences behind the proposal's have no nodes
+        ids = torch.where(is_node, tokens[sequence, index], ids)
         if paths is not None:
-            path = torch.where(is_node[:, None], paths[sequence_t, index], -1)
-            depth = (path >= 0).sum(1)
-            positions = torch.where(is_node, base_t - 1 + depth, line_t)
+            path = torch.where(is_node[:, None], paths[sequence, index], -1)
+            positions = torch.where(is_node, base_t - 1 + (path >= 0).sum(1), line_t)
     layout = Layout(
-        slots=slots_t,
+        slots=slot_t,
         positions=positions,
         tree_base=base_t,
         path=path,
         first=None if first is None else first[owner_t],
-        write=torch.empty(0),
+        write=write,
         page_table=table.pages.device,
         block_size=block_size,
         spans=spans,
     )
-    layout.write = cache_rows(layout, slots_t, line_t)
     return Batch(ids, layout)

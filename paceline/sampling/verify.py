@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,6 +72,8 @@ def verify(judged: Judged, acceptance: str) -> Verdict:
     """The round's decision under one rule."""
     choices = choose(judged.logits, judged.rows, judged.state)[judged.index]  # [B, N+1]
     if acceptance == "exact" or not judged.state.any_sampled(judged.rows.slot_list):
+        if judged.proposal.chain:
+            return _agree(judged, choices)
         accepted, current = _walk(judged, choices)
         return _verdict(judged, accepted, choices.gather(1, current[:, None])[:, 0])
     rule = {"rejection": _rejection, "block": _block, "typical": _typical}[acceptance]
@@ -86,8 +89,9 @@ def argmax(values: Tensor) -> Tensor:
     """[R, V] → [R]; ties go to the lowest id, a row with nothing above -inf (or with NaN) gives -1."""
     if values.device.type == "cpu":  # one pass, the first of equals
         host = values.numpy()
-        found = torch.from_numpy(host.argmax(1))
-        return torch.where(values.gather(1, found[:, None])[:, 0] > float("-inf"), found, -1)
+        found = host.argmax(1)
+        found[~(np.take_along_axis(host, found[:, None], 1)[:, 0] > -np.inf)] = -1
+        return torch.from_numpy(found)
     best = values.amax(1, keepdim=True)
     ids = torch.arange(values.shape[1], device=values.device)
     winner = torch.where(values == best, ids, values.shape[1]).amin(1)
@@ -100,6 +104,18 @@ def choose(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
         return argmax(logits)
     values = noise.gumbel(state.keys(rows.slots), rows.positions + 1, noise.SAMPLE, logits.shape[1])
     return argmax(torch.where(state.greedy(rows.slots)[:, None], logits, logits + values))
+
+
+def _agree(judged: Judged, choices: Tensor) -> Verdict:
+    """`_walk` over chains, all nodes at once: the target's choices up to and including the first that differs."""
+    proposal, most = judged.proposal, choices.shape[1] - 1  # nobody proposed more
+    places = torch.arange(most + 1, device=choices.device)
+    same = (proposal.tokens[:, :most] == choices[:, :-1]) & (places[:-1] < proposal.sizes[:, None])
+    if proposal.scratch is not None:
+        same = same & ~proposal.scratch[:, :most]
+    lengths = same.cumprod(1).sum(1)
+    inside = places <= lengths[:, None]
+    return Verdict(torch.where(inside, choices, -1), torch.where(inside[:, 1:], places[:-1], -1), lengths)
 
 
 def _walk(judged: Judged, choices: Tensor) -> tuple[Tensor, Tensor]:
