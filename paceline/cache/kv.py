@@ -19,9 +19,11 @@ class KVCache:
 
     def add_layers(self, count: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[LayerCache]:
         """Storage for `count` more layers. Zeros, because masked rows are multiplied by 0, and 0 · NaN is NaN."""
-        rows = self.pool.num_pages * self.pool.block_size
-        shape = (rows, num_kv_heads, head_dim)
-        return [(self._zeros(shape, dtype), self._zeros(shape, dtype)) for _ in range(count)]
+        shape = (num_kv_heads, self.pool.num_pages * self.pool.block_size, head_dim)
+        # A head's rows lie side by side, since attention reads one head at all positions.
+        return [
+            (self._zeros(shape, dtype).transpose(0, 1), self._zeros(shape, dtype).transpose(0, 1)) for _ in range(count)
+        ]
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self.device.type != "cpu":

@@ -165,8 +165,9 @@ class DraftModelDrafter(Stateless):
         return batch
 
     def _logits(self, batch: Batch, rows: Tensor) -> Tensor:
-        hidden = self.model.forward(batch, self._caches)
-        return self.model.logits(hidden.final[rows.to(self._cache.device)])
+        found = self.model.forward(batch, self._caches, rows=rows.to(self._cache.device)).logits
+        assert found is not None
+        return found
 
     def _mark(self, table: Slots, slot: int, start: int) -> None:
         """Pages it has filled from `start` on are its own, so that a later prefix hit may use them."""

@@ -53,21 +53,22 @@ class Proposal:
     @classmethod
     def of_trees(cls, trees: list[tuple[list[int], list[int]]], device: torch.device, name: str) -> Proposal:
         """From (tokens, parents) lists on the host, one pair a sequence."""
-        nodes = max((len(tokens) for tokens, _ in trees), default=0)
-        tokens = torch.zeros(len(trees), nodes, dtype=torch.int64)
-        parents = torch.full((len(trees), nodes), PADDING, dtype=torch.int64)
-        chain = True
-        for row, (ids, above) in enumerate(trees):
+        sizes = [len(tokens) for tokens, _ in trees]
+        nodes, chain = max(sizes, default=0), True
+        rows: list[list[int]] = []  # tokens, then parents
+        for (ids, above), size in zip(trees, sizes):
             check_parents(above)
-            tokens[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
-            parents[row, : len(ids)] = torch.tensor(above, dtype=torch.int64)
-            chain = chain and above == list(range(-1, len(ids) - 1))
-        sizes = torch.tensor([len(ids) for ids, _ in trees], dtype=torch.int64)
-        return cls(tokens.to(device), parents.to(device), sizes.to(device), chain, names=(name,))
+            chain = chain and above == list(range(-1, size - 1))
+            rows.append(ids + [0] * (nodes - size))
+        rows += [above + [PADDING] * (nodes - size) for (_, above), size in zip(trees, sizes)]
+        sent = torch.tensor(rows, dtype=torch.int64).view(2, len(trees), nodes).to(device)
+        return cls(sent[0], sent[1], torch.tensor(sizes, dtype=torch.int64).to(device), chain, names=(name,))
 
     def limited(self, budgets: Tensor) -> Proposal:
         """The same trees cut to at most budgets[b] nodes: a prefix of a tree is a tree."""
         if self.num_nodes == 0:
+            return self
+        if self.sizes.device.type == "cpu" and all(s <= b for s, b in zip(self.sizes.tolist(), budgets.tolist())):
             return self
         self.sizes = torch.minimum(self.sizes, budgets)
         index = torch.arange(self.num_nodes, device=self.tokens.device)

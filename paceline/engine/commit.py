@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,29 +11,7 @@ from torch import Tensor
 from paceline.cache.kv import KVCache
 from paceline.engine.round import Round
 from paceline.engine.sequence import Logprob, Provenance, Sequence
-from paceline.sampling.verify import Verdict
-
-
-@dataclass
-class Decision:
-    """A verdict's part for one sequence, on the host."""
-
-    tokens: list[int]  # accepted, then one more; -1: none could be sampled
-    nodes: list[int]  # accepted
-
-
-def read_verdict(verdict: Verdict | None, count: int) -> list[Decision]:
-    """One transfer for the whole round; sequences beyond those that sampled decide nothing."""
-    decisions = [Decision([], []) for _ in range(count)]
-    if verdict is None:
-        return decisions
-    width = verdict.nodes.shape[1]
-    host = torch.cat([verdict.tokens, verdict.nodes, verdict.lengths[:, None]], dim=1).tolist()
-    for decision, row in zip(decisions, host):
-        accepted = row[-1]
-        decision.tokens = row[: accepted + 1]
-        decision.nodes = row[width + 1 : width + 1 + accepted]
-    return decisions
+from paceline.sampling.verify import Decision
 
 
 def append_tokens(sequence: Sequence, tokens: list[int], end_ids: frozenset[int]) -> list[int]:

@@ -22,28 +22,36 @@ from paceline.drafters.base import Drafter, Observation, Taps, Target
 from paceline.drafters.tree import Proposal
 from paceline.engine.budget import Budget, FixedBudget, Load
 from paceline.engine.commit import (
-    Decision,
     append_tokens,
     keep_accepted,
     logprobs_of,
     provenance_of,
-    read_verdict,
     sequences_before,
     shape_of,
     tails_of,
 )
 from paceline.engine.context import DraftContext
-from paceline.engine.round import PromptRows, Round, Times, histories, order_work, pad_proposal, sampled_rows
-from paceline.engine.runner import Runner
+from paceline.engine.round import (
+    Drafts,
+    PromptRows,
+    Round,
+    Times,
+    histories,
+    order_work,
+    pad_proposal,
+    places,
+    sampled_rows,
+)
+from paceline.engine.runner import Forwarded, Runner
 from paceline.engine.scheduler import Planned, Scheduler
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import EngineStats, RoundRecord
 from paceline.errors import OptionError
 from paceline.models.base import Model
 from paceline.models.batch import Batch, Work, pack
-from paceline.sampling.processors import process
+from paceline.sampling.processors import process, untouched
 from paceline.sampling.state import SamplerState
-from paceline.sampling.verify import Judged, check_acceptance, verify
+from paceline.sampling.verify import Decision, Followed, Judged, Verdict, check_acceptance, follow, verify
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,7 @@ class Engine:
         self.drafter: Drafter | None = None
         self.budget: Budget = FixedBudget(0)
         self._in_flight: deque[Round] = deque()
+        self._untouched: set[int] = set()  # slots whose request takes the likeliest token as it is
         self._held: list[Update] = []  # of rounds that had to be read between two steps
         self.end_ids = frozenset(model.config.eos_ids)
         scheduler.on_enter, scheduler.on_leave = self._enter, self._leave
@@ -143,18 +152,23 @@ class Engine:
         work = [Work(item.slot, item.start, item.count, size) for item, size in zip(work, sizes)]
         paths = None if proposal.chain else tree.paths(proposal.parents)
         batch = pack(work, self.table, self.cache.pool.block_size, (proposal.tokens, paths))
-        rows, index, owners = sampled_rows(work[:num_sampling], self.target.device)
         prompt_rows, extra = self._prompt_rows(sequences, batch)
+        rows = torch.tensor(sampled_rows(work[:num_sampling]) + extra, dtype=torch.int64).to(self.target.device)
         taps = self.drafter.taps if self.drafter is not None else Taps()
-        out = self.runner.forward(batch, taps, torch.cat([rows, extra.to(rows.device)]) if prompt_rows else rows)
-        verdict = None
-        if num_sampling:
-            history = histories(proposal, paths, owners, batch, rows, slots[:num_sampling])
-            logits = process(out.logits[: len(rows)], history, self.state)
-            verdict = verify(Judged(proposal, logits, history, index, self.state), self.acceptance)
+        out = self.runner.forward(batch, taps, rows)
+        drafts = Drafts(proposal, paths, sizes[:num_sampling], slots[:num_sampling])
+        verdict = self._verify(drafts, batch, rows[: len(rows) - len(extra)], out) if num_sampling else None
         return Round(
             sequences, work, num_sampling, proposal, sizes, batch, out.logits, out.tapped, verdict, times, prompt_rows
         )
+
+    def _verify(self, drafts: Drafts, batch: Batch, rows: Tensor, out: Forwarded) -> Verdict | Followed:
+        if out.best is not None and self._untouched.issuperset(drafts.slots):
+            return follow(drafts.proposal, drafts.sizes, out.best.tolist())
+        index, owners = places(drafts.sizes, self.target.device)
+        history = histories(drafts, owners, batch, rows)
+        logits = process(out.logits[: len(rows)], history, self.state)
+        return verify(Judged(drafts.proposal, logits, history, index, self.state), self.acceptance)
 
     def _node_limit(self) -> Callable[[Sequence], int]:
         """The budget, cut by what the request allows and by its room: the last token is the target's own."""
@@ -169,6 +183,7 @@ class Engine:
 
     def _enter(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
+        (self._untouched.add if untouched(sequence.params) else self._untouched.discard)(sequence.slot)
         self.state.set(sequence.slot, sequence.params, sequence.words, sequence.seed, sequence.index)
 
     def _leave(self, sequence: Sequence) -> None:
@@ -177,11 +192,11 @@ class Engine:
 
     def _propose(self, slots: list[int], budgets: list[int]) -> Proposal:
         if self.drafter is None or not slots:
-            return Proposal.empty(len(slots), self.target.device)
+            return Proposal.empty(0, self.target.device)
         context = DraftContext(slots, budgets, self.table, self.state, self.acceptance)
         return self.drafter.propose(context).limited(context.budgets)
 
-    def _prompt_rows(self, sequences: list[Sequence], batch: Batch) -> tuple[list[PromptRows], Tensor]:
+    def _prompt_rows(self, sequences: list[Sequence], batch: Batch) -> tuple[list[PromptRows], list[int]]:
         """Rows whose raw logits a request wants: every prompt position but the last predicts a prompt token."""
         wanted: list[PromptRows] = []
         rows: list[int] = []
@@ -191,14 +206,14 @@ class Engine:
                 count = min(span.num_rows, sequence.prompt_length - 1 - start)
                 wanted.append((sequence, start, max(count, 0)))
                 rows += range(span.row, span.row + max(count, 0))
-        return wanted, torch.tensor(rows, dtype=torch.int64)
+        return wanted, rows
 
     # 7 commit, 8 emit
 
     @torch.inference_mode()
     def _commit(self, round: Round) -> list[Update]:
         """The only place where lengths change."""
-        decisions = read_verdict(round.verdict, len(round.sequences))
+        decisions = round.read()
         round.times.read = time.perf_counter()
         keep_accepted(round, decisions, self.cache)
         self._read_prompt_logprobs(round)

@@ -18,7 +18,7 @@ from paceline.drafters.tree import Proposal
 from paceline.engine.sequence import Sequence
 from paceline.models.batch import Batch, Work
 from paceline.sampling.state import Rows
-from paceline.sampling.verify import Verdict
+from paceline.sampling.verify import Decision, Followed, Verdict
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Round:
     batch: Batch
     raw_logits: Tensor  # [R, V] of the sampled rows, then of prompt rows asked for
     tapped: Tensor | None
-    verdict: Verdict | None
+    verdict: Verdict | Followed | None
     times: Times
     prompt_rows: list[PromptRows] = field(default_factory=list)
 
@@ -54,6 +54,11 @@ class Round:
     @property
     def num_sampled_rows(self) -> int:
         return self._firsts[-1]
+
+    def read(self) -> list[Decision]:
+        """What was decided; sequences beyond those that sampled decide nothing."""
+        decided = self.verdict.read() if self.verdict is not None else []
+        return decided + [Decision([], []) for _ in self.sequences[len(decided) :]]
 
     def logits_of(self, number: int) -> Tensor:
         """[1+nodes, V] the raw logits of one sampling sequence; none for a prompt chunk."""
@@ -109,30 +114,42 @@ def pad_proposal(proposal: Proposal, batch: int) -> Proposal:
     )
 
 
-def sampled_rows(work: list[Work], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For sequences that sample: rows of the batch [R], their index [B, N+1] among those, and their sequence [R]."""
-    sizes = np.array([item.num_nodes for item in work], dtype=np.int64)
-    counts = np.array([item.count for item in work], dtype=np.int64)
-    ends = np.cumsum(counts + sizes)
-    last = ends - sizes - 1  # the row of each newest committed token
-    firsts = np.cumsum(1 + sizes) - (1 + sizes)
-    owner = np.repeat(np.arange(len(work)), 1 + sizes)
+def sampled_rows(work: list[Work]) -> list[int]:
+    """Rows of the batch where the sequences that sample need logits: each newest committed token, then the nodes."""
+    rows: list[int] = []
+    first = 0
+    for item in work:
+        end = first + item.count + item.num_nodes
+        rows += range(first + item.count - 1, end)
+        first = end
+    return rows
+
+
+def places(sizes: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where among the sampled rows each sequence's stand [B, N+1], and each row's sequence and place in it [2, R]."""
+    counts = 1 + np.array(sizes, dtype=np.int64)
+    firsts = counts.cumsum() - counts
+    owner = np.arange(len(sizes)).repeat(counts)
     within = np.arange(len(owner)) - firsts[owner]
-    rows = last[owner] + within
-    most = int(sizes.max()) if len(sizes) else 0
-    index = firsts[:, None] + np.minimum(np.arange(most + 1), sizes[:, None])
-    flat = torch.from_numpy(np.concatenate([rows, index.ravel(), owner, within])).to(device, non_blocking=True)
-    count = len(rows)
-    cut = count + index.size
-    return flat[:count], flat[count:cut].view(index.shape), flat[cut:].view(2, count)
+    index = firsts[:, None] + np.minimum(np.arange(counts.max()), counts[:, None] - 1)
+    flat = torch.from_numpy(np.concatenate([index.ravel(), owner, within])).to(device, non_blocking=True)
+    return flat[: index.size].view(index.shape), flat[index.size :].view(2, len(owner))
 
 
-def histories(
-    proposal: Proposal, paths: Tensor | None, owners: Tensor, batch: Batch, rows: Tensor, slots: list[int]
-) -> Rows:
+@dataclass
+class Drafts:
+    """What is judged: the proposal with its trees' paths, and on the host its sizes and its sequences' slots."""
+
+    proposal: Proposal
+    paths: Tensor | None  # [B, N, D]; None: chains
+    sizes: list[int]
+    slots: list[int]
+
+
+def histories(drafts: Drafts, owners: Tensor, batch: Batch, rows: Tensor) -> Rows:
     """Each sampled row with the drafted tokens on its own path."""
     owner, within = owners
-    layout = batch.layout
+    layout, proposal, paths = batch.layout, drafts.proposal, drafts.paths
     if proposal.num_nodes == 0:
         path = torch.zeros(len(rows), 0, dtype=torch.int64, device=rows.device)
     elif paths is None:
@@ -141,4 +158,4 @@ def histories(
     else:
         nodes = torch.where((within > 0)[:, None], paths[owner, (within - 1).clamp(min=0)], tree.PADDING)
         path = torch.where(nodes >= 0, proposal.tokens[owner].gather(1, nodes.clamp(min=0)), -1)
-    return Rows(layout.slots[rows], slots, layout.positions[rows], path)
+    return Rows(layout.slots[rows], drafts.slots, layout.positions[rows], path)

@@ -16,6 +16,7 @@ from paceline.models.batch import Batch
 class Forwarded:
     logits: Tensor  # [R, V] float32, of the rows asked for
     tapped: Tensor | None  # [T, H·taps], of all rows
+    best: Tensor | None  # [R] the likeliest token of each row, where the kernels know it
 
 
 class Runner:
@@ -23,5 +24,6 @@ class Runner:
         self.model, self.cache = model, cache
 
     def forward(self, batch: Batch, taps: Taps, rows: Tensor) -> Forwarded:
-        hidden = self.model.forward(batch, self.cache.layers, taps.hidden)
-        return Forwarded(self.model.logits(hidden.final[rows]), hidden.tapped)
+        hidden = self.model.forward(batch, self.cache.layers, taps.hidden, rows)
+        assert hidden.logits is not None
+        return Forwarded(hidden.logits, hidden.tapped, hidden.best)

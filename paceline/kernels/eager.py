@@ -16,8 +16,10 @@ from torch import Tensor
 from paceline.kernels.ops import (
     FINAL,
     Describes,
+    Head,
     Heads,
     Hidden,
+    Inputs,
     LayerCache,
     Layout,
     Packed,
@@ -126,10 +128,13 @@ class EagerOps:
         return Weight(dense, (dense.shape[0], dense.shape[1]))
 
     def run(
-        self, model: Describes, ids: Tensor, layout: Layout, caches: Sequence[LayerCache], taps: tuple[int, ...]
+        self, model: Describes, inputs: Inputs, caches: Sequence[LayerCache], taps: tuple[int, ...], head: Head | None
     ) -> Hidden:
-        f = self.forward(ids, layout, caches, taps)
-        return f.finish(model.describe(f))
+        f = self.forward(inputs.ids, inputs.layout, caches, taps)
+        hidden = f.finish(model.describe(f))
+        if head is not None:
+            hidden.logits = self.logits(hidden.final[head.rows], head.weight)
+        return hidden
 
     def embed(self, weight: Weight, ids: Tensor) -> Tensor:
         return F.embedding(ids, weight.data)

@@ -87,10 +87,22 @@ class Layout:
 
 @dataclass
 class Hidden:
-    """A forward's result: the head's input for every row, and the boundaries that were tapped."""
+    """A forward's result: the head's input for every row, the boundaries that were tapped, logits of chosen rows."""
 
     final: Tensor  # [T, H] after the last norm
     tapped: Tensor | None  # [T, H·taps] in the order asked for
+    logits: Tensor | None = None  # [R, V] float32
+    best: Tensor | None = (
+        None  # [R] the lowest id of the largest logit, -1 where none is above -inf; if it cost nothing
+    )
+
+
+@dataclass(frozen=True)
+class Head:
+    """Which rows' logits a forward should end with."""
+
+    weight: Weight
+    rows: Tensor  # [R]
 
 
 class Forward(Protocol):
@@ -127,6 +139,14 @@ class Forward(Protocol):
     def tap(self, boundary: int, x: Any) -> None: ...
 
 
+@dataclass
+class Inputs:
+    """T rows of tokens, and where each finds its keys."""
+
+    ids: Tensor  # [T]
+    layout: Layout
+
+
 class Describes(Protocol):
     """What a model offers its kernels: its forward in their words."""
 
@@ -141,7 +161,7 @@ class Ops(Protocol):
         ...
 
     def run(
-        self, model: Describes, ids: Tensor, layout: Layout, caches: Sequence[LayerCache], taps: tuple[int, ...]
+        self, model: Describes, inputs: Inputs, caches: Sequence[LayerCache], taps: tuple[int, ...], head: Head | None
     ) -> Hidden: ...
 
     def embed(self, weight: Weight, ids: Tensor) -> Tensor: ...

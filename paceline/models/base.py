@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.kernels import Ops
-from paceline.kernels.ops import FINAL, Forward, Hidden, LayerCache, Weight
+from paceline.kernels.ops import FINAL, Forward, Head, Hidden, Inputs, LayerCache, Weight
 from paceline.models.batch import Batch
 from paceline.models.config import ModelConfig
 
@@ -29,11 +29,15 @@ class Model:
         """One forward: from f.embed to the last norm, f.tap at every boundary."""
         raise NotImplementedError
 
-    def forward(self, batch: Batch, caches: Sequence[LayerCache], taps: tuple[int, ...] = ()) -> Hidden:
+    def forward(
+        self, batch: Batch, caches: Sequence[LayerCache], taps: tuple[int, ...] = (), rows: Tensor | None = None
+    ) -> Hidden:
+        """All rows through the layers; with `rows` also the logits of those."""
         for tap in taps:
             if not FINAL <= tap <= self.config.num_layers:
                 raise ValueError(f"tap {tap} is no boundary; allowed: {FINAL} (final) and 0 … {self.config.num_layers}")
-        return self.ops.run(self, batch.ids, batch.layout, caches, taps)
+        head = None if rows is None else Head(self.head, rows)
+        return self.ops.run(self, Inputs(batch.ids, batch.layout), caches, taps, head)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] → [R, V] float32."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,26 +56,31 @@ def pack(
     `first` [B] is the lowest position each sequence may see.
     """
     device = table.tokens.device.device
-    counts, extra, starts, slots = np.array([(w.count, w.num_nodes, w.start, w.slot) for w in work], dtype=np.int64).T
-    sizes = counts + extra
-    ends = sizes.cumsum()
-    firsts = ends - sizes
-    owner = np.arange(len(work)).repeat(sizes)
-    offset = np.arange(ends[-1]) - firsts[owner]
-    node = offset - counts[owner]  # negative: a committed token
-    line = starts[owner] + offset
-    slot = slots[owner]
-    pages = table.pages.host[slot, line // block_size]
-    # Everything the host knows, in one transfer; nodes' tokens stand in the proposal.
-    committed = table.tokens.host[slot, np.where(node < 0, line, 0)]
-    known = [owner, slot, line, (starts + counts)[owner], node, committed, pages * block_size + line % block_size]
-    owner_t, slot_t, line_t, base_t, node_t, ids, write = torch.from_numpy(np.stack(known)).to(device, non_blocking=True)
-    spans = [
-        Span(item.slot, row, size, item.start + size)
-        for item, row, size in zip(work, firsts.tolist(), sizes.tolist())
-    ]
+    spans: list[Span] = []
+    owner: list[int] = []
+    slots: list[int] = []
+    lines: list[int] = []
+    bases: list[int] = []
+    nodes_: list[int] = []  # the row's node; negative: a committed token
+    ids_: list[int] = []  # of committed tokens; nodes' stand in the proposal
+    write: list[int] = []
+    for number, item in enumerate(work):
+        size, end = item.count + item.num_nodes, item.start + item.count
+        spans.append(Span(item.slot, len(lines), size, item.start + size))
+        line = range(item.start, item.start + size)
+        first_page = item.start // block_size
+        pages = table.pages.host[item.slot, first_page : (item.start + size - 1) // block_size + 1].tolist()
+        owner += [number] * size
+        slots += [item.slot] * size
+        lines += line
+        bases += [end] * size
+        nodes_ += range(-item.count, item.num_nodes)
+        ids_ += table.tokens.host[item.slot, item.start : end].tolist() + [0] * item.num_nodes
+        write += [pages[at // block_size - first_page] * block_size + at % block_size for at in line]
+    sent = torch.tensor([owner, slots, lines, bases, nodes_, ids_, write], dtype=torch.int64)
+    owner_t, slot_t, line_t, base_t, node_t, ids, write_t = sent.to(device, non_blocking=True)
     positions, path = line_t, None
-    if nodes is not None and extra.any():
+    if nodes is not None and any(item.num_nodes for item in work):
         tokens, paths = nodes
         is_node, index = node_t >= 0, node_t.clamp(min=0)
         sequence = torch.where(is_node, owner_t, 0)  # sequences behind the proposal's have no nodes
@@ -90,7 +94,7 @@ def pack(
         tree_base=base_t,
         path=path,
         first=None if first is None else first[owner_t],
-        write=write,
+        write=write_t,
         page_table=table.pages.device,
         block_size=block_size,
         spans=spans,

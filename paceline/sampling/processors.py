@@ -30,6 +30,11 @@ def process(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     return logits
 
 
+def untouched(params: SamplingParams) -> bool:
+    """Whether the request takes the likeliest token of the raw logits: no stage and no noise has a part in it."""
+    return params.greedy and not any(needs(params) for needs, _ in STAGES)
+
+
 def _bias(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     assert state.bias is not None
     wanted = [bool(state.params[s].logit_bias) or state.params[s].allowed_token_ids is not None for s in rows.slot_list]

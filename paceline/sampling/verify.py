@@ -36,12 +36,36 @@ def check_acceptance(name: str) -> str:
 
 
 @dataclass
+class Decision:
+    """A verdict's part for one sequence, on the host."""
+
+    tokens: list[int]  # accepted, then one more; -1: none could be sampled
+    nodes: list[int]  # accepted
+
+
+@dataclass
 class Verdict:
     """D is the number of nodes proposed; accepted nodes come first, the final token after them."""
 
     tokens: Tensor  # [B, D+1] accepted tokens, then one more; -1 beyond, and -1 as the last one if none can be sampled
     nodes: Tensor  # [B, D] accepted nodes by depth; -1 beyond
     lengths: Tensor  # [B] how many were accepted
+
+    def read(self) -> list[Decision]:
+        """One transfer for the whole round."""
+        width = self.nodes.shape[1]
+        host = torch.cat([self.tokens, self.nodes, self.lengths[:, None]], dim=1).tolist()
+        return [Decision(row[: row[-1] + 1], row[width + 1 : width + 1 + row[-1]]) for row in host]
+
+
+@dataclass
+class Followed:
+    """A verdict that was reached on the host."""
+
+    decisions: list[Decision]
+
+    def read(self) -> list[Decision]:
+        return self.decisions
 
 
 @dataclass
@@ -83,6 +107,30 @@ def verify(judged: Judged, acceptance: str) -> Verdict:
     accepted = torch.where(greedy[:, None], plain, accepted)
     final = torch.where(greedy, choices.gather(1, current[:, None])[:, 0], final)
     return _verdict(judged, accepted, final)
+
+
+def follow(proposal: Proposal, sizes: list[int], likeliest: list[int]) -> Followed:
+    """The verdict for greedy requests without processors, in plain Python: what every rule says of them.
+
+    `likeliest` holds a token for each sequence's last committed row and then for each of its nodes. Where the kernels
+    know it, this costs less than a handful of tensor operations.
+    """
+    drafted = proposal.num_nodes > 0
+    tokens, parents = (proposal.tokens.tolist(), proposal.parents.tolist()) if drafted else ([], [])
+    scratch = proposal.scratch.tolist() if proposal.scratch is not None else None
+    decisions, root = [], 0
+    for sequence, size in enumerate(sizes):
+        said, nodes, current = [], [], -1
+        for node in range(size):
+            wanted = likeliest[root + 1 + current]
+            usable = scratch is None or not scratch[sequence][node]
+            if usable and parents[sequence][node] == current and tokens[sequence][node] == wanted:
+                said.append(wanted)
+                nodes.append(node)
+                current = node
+        decisions.append(Decision([*said, likeliest[root + 1 + current]], nodes))
+        root += 1 + size
+    return Followed(decisions)
 
 
 def argmax(values: Tensor) -> Tensor:

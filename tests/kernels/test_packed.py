@@ -1,6 +1,6 @@
 """Packed weights against their definition: unpacked values, and products to the last bit.
 
-The reference below is csrc/packed.h in numpy: float32, nothing fused, blocks in ascending order. What a block holds is
+The reference below is csrc/packed.h in numpy: float32, products fused into sums, blocks in ascending order. What a block holds is
 read through the GGUF reader, which has an oracle of its own: the quants are its values for scales of one.
 """
 
@@ -91,22 +91,35 @@ def quantised(x: Floats) -> tuple[np.ndarray, Floats, Floats]:
     return quants.reshape(x.shape), scales, sums
 
 
+def fma(a: Floats, b: Floats, c: Floats) -> Floats:
+    """a * b + c rounded once: exact product and sum in float64, rounded there to odd, which a second rounding keeps."""
+    with np.errstate(all="ignore"):  # infinities and NaN pass through
+        product = a.astype(np.float64) * b.astype(np.float64)  # exact: 24 + 24 bits
+        wide = c.astype(np.float64)
+        total = product + wide
+        back = total - product
+        error = (product - (total - back)) + (wide - back)
+        even = (total.view(np.int64) & 1) == 0
+        odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+        return np.where(np.isfinite(total) & (error != 0) & even, odd, total).astype(np.float32)
+
+
 def product(tensor: GGUFTensor, x: Floats) -> Floats:
     weights, scale, minimum = parts(tensor)
     quants, scales, sums = quantised(x)
     dots = (quants.reshape(len(x), 1, -1, 32) * weights.reshape(1, len(weights), -1, 32)).sum(axis=3)
     acc = np.zeros((len(x), len(weights)), np.float32)
     for block in range(dots.shape[2]):
-        acc = acc + dots[:, :, block].astype(np.float32) * (scale[:, block] * scales[:, block, None])
+        acc = fma(dots[:, :, block].astype(np.float32), scale[:, block] * scales[:, block, None], acc)
         if minimum is not None:
-            acc = acc + minimum[:, block] * sums[:, block, None]
+            acc = fma(minimum[:, block][None], sums[:, block, None], acc)
     return acc
 
 
 def dense_product(weights: Floats, x: Floats) -> Floats:
     acc = np.zeros((len(x), len(weights)), np.float32)
     for column in range(weights.shape[1]):
-        acc = acc + weights[:, column] * x[:, column, None]
+        acc = fma(weights[:, column][None], x[:, column, None], acc)
     return acc
 
 

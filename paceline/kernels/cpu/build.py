@@ -19,13 +19,14 @@ from pathlib import Path
 HERE = Path(__file__).parent
 COMMON = ["-std=c++20", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 X86 = platform.machine().lower() in ("x86_64", "amd64")
-AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mf16c", "-mprefer-vector-width=512"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")), "-mprefer-vector-width=512"]
 FLAGS = {
     "native": ["-O3"],
     "pack": ["-O3"],
     "pool": ["-O2"],
     "path_portable": ["-O2"],
-    "path_avx2": ["-O3", *(["-mavx2", "-mf16c"] if X86 else [])],
+    "path_avx2": ["-O3", *(AVX2 if X86 else [])],
     "path_avx512": ["-O3", *(AVX512 if X86 else [])],
 }
 

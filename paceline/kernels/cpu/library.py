@@ -57,6 +57,8 @@ class BatchStruct(Structure):
         *((n, c_int64) for n in ("path_width", "table_width", "block_size")),
         ("keys", c_void_p),
         ("values", c_void_p),
+        ("row_stride", c_int64),
+        ("head_stride", c_int64),
         ("final_buffer", c_int64),
         ("final_out", c_void_p),
         ("taps", c_void_p),
@@ -64,6 +66,11 @@ class BatchStruct(Structure):
         ("num_taps", c_int64),
         ("tap_width", c_int64),
         ("tapped_out", c_void_p),
+        ("head", c_void_p),
+        ("head_rows", c_void_p),
+        ("num_head_rows", c_int64),
+        ("logits_out", c_void_p),
+        ("best_out", c_void_p),
     ]
 
 

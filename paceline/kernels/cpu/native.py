@@ -19,7 +19,7 @@ from torch import Tensor
 from paceline.errors import OptionError
 from paceline.kernels.cpu.library import KINDS, SOURCES, BatchStruct, Segment, WeightStruct, library
 from paceline.kernels.cpu.recording import Recording
-from paceline.kernels.ops import Describes, Hidden, LayerCache, Layout, Packed, Weight
+from paceline.kernels.ops import Describes, Head, Hidden, Inputs, LayerCache, Packed, Weight
 from paceline.kernels.quantise import quantise
 
 _ALIGNED = 64
@@ -126,16 +126,26 @@ class NativeOps:
         return self.linear(hidden, weight)
 
     def run(
-        self, model: Describes, ids: Tensor, layout: Layout, caches: Sequence[LayerCache], taps: tuple[int, ...]
+        self, model: Describes, inputs: Inputs, caches: Sequence[LayerCache], taps: tuple[int, ...], head: Head | None
     ) -> Hidden:
         recording = self._recordings.get(model)
         if recording is None:
             recording = self._recordings[model] = Recording(model)
+        ids, layout = inputs.ids, inputs.layout
         rows, width = len(ids), recording.width
         final = torch.empty(rows, width)
+        hidden = Hidden(final, None)
+        heads: tuple[int | None, ...] = (None, None, 0, None, None)
+        if head is not None:
+            count = len(head.rows)
+            chosen = head.rows.contiguous()
+            hidden.logits = torch.empty(count, head.weight.shape[0])
+            hidden.best = torch.empty(count, dtype=torch.int64)
+            outputs = (hidden.logits.data_ptr(), hidden.best.data_ptr())
+            heads = (head.weight.data.address, chosen.data_ptr(), count, *outputs)
         widths = [recording.taps[tap] for tap in taps]
         offsets = list(accumulate(widths, initial=0))
-        tapped = torch.empty(rows, offsets[-1]) if taps else None
+        tapped = hidden.tapped = torch.empty(rows, offsets[-1]) if taps else None
         held = [ids, layout.slots, layout.positions, layout.tree_base, layout.path, layout.first, layout.write]
         held = [None if tensor is None else tensor.contiguous() for tensor in (*held, layout.page_table)]
         keys, values = recording.pointers(caches)
@@ -148,6 +158,7 @@ class NativeOps:
             layout.block_size,
             ctypes.addressof(keys),
             ctypes.addressof(values),
+            *caches[0][0].stride()[:2],
             recording.final,
             final.data_ptr(),
             wanted.data_ptr(),
@@ -155,9 +166,10 @@ class NativeOps:
             len(taps),
             offsets[-1],
             None if tapped is None else tapped.data_ptr(),
+            *heads,
         )
         self.library.paceline_run(recording.program, batch)
-        return Hidden(final, tapped)
+        return hidden
 
 
 __all__ = ["NativeOps", "NativeWeight"]

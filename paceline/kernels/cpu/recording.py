@@ -138,9 +138,10 @@ class Recording:
         import ctypes
 
         if self._pointers is None or self._pointers[0] is not caches:
-            for keys, values in caches:
-                if keys.dtype != torch.float32 or values.dtype != torch.float32:
-                    raise ValueError("the native kernels need a float32 cache")
+            strides = caches[0][0].stride()
+            for tensor in (tensor for layer in caches for tensor in layer):
+                if tensor.dtype != torch.float32 or tensor.stride() != strides or strides[2] != 1:
+                    raise ValueError("the native kernels need a float32 cache, all layers laid out alike")
             kind = ctypes.c_void_p * len(caches)
             keys_array = kind(*(keys.data_ptr() for keys, _ in caches))
             values_array = kind(*(values.data_ptr() for _, values in caches))

@@ -19,7 +19,7 @@ bool cpu_has(const char* name) {
     if (!strcmp(name, "avx512"))
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
-    if (!strcmp(name, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    if (!strcmp(name, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 #endif
     return !strcmp(name, "portable");
 }
@@ -50,10 +50,12 @@ struct Scratch {  // quantised activations of one linear's input
     }
 };
 
+struct Attention;
 struct Run {
     Pool& pool;
     Scratch& scratch;
     std::vector<std::vector<float>>& local;  // per thread
+    Attention& attention;
 
     // Share out `units` of work in chunks; every thread calls it with the same arguments.
     template <class Work> void share(std::atomic<int64_t>& counter, int64_t units, int64_t chunk, Work&& work) {
@@ -146,15 +148,22 @@ struct Lines {
     }
 };
 
-// One row's look at one kv head.
-void attend(const Batch& batch, const Op& op, const Lines& lines, int64_t row, int64_t kv, const float* query, float* out, std::vector<float>& memory) {
-    const int64_t layer = op.n3 & 0xFFFF, window = op.n3 >> 16;
-    int64_t count = lines.starts[row + 1] - lines.starts[row];
-    if (window > 0) count = std::min(count, window);
-    memory.resize(std::max<size_t>(memory.size(), size_t((count + 32) * (op.n0 / op.n1) + 64)));
-    const int32_t* seen = lines.rows.data() + lines.starts[row + 1] - count;
-    const Look look = {query, batch.keys[layer], batch.values[layer], seen, count, op.n0 / op.n1, op.n1, kv};
-    path().attend(look, op.n2, memory.data(), out);
+// Rows that follow one another and belong to one sequence, a few at a time, as shares of work for attention.
+struct Group { int64_t first; int count; };
+
+void group_rows(const Batch& batch, int64_t kv_heads, int threads, std::vector<Group>& groups) {
+    groups.clear();
+    for (int64_t r = 0; r < batch.rows;) {
+        int64_t end = r + 1;
+        while (end < batch.rows && batch.slots[end] == batch.slots[r]) ++end;
+        int64_t parts = (end - r + LOOKS - 1) / LOOKS;
+        if (kv_heads % threads) parts = std::max<int64_t>(parts, std::min<int64_t>(end - r, threads));  // something for everybody
+        for (int64_t p = 0; p < parts; ++p) {
+            const int64_t from = r + (end - r) * p / parts, to = r + (end - r) * (p + 1) / parts;
+            groups.push_back({from, int(to - from)});
+        }
+        r = end;
+    }
 }
 
 bool by_row(int32_t code) { return code != LINEAR && code != ATTENTION; }
@@ -163,12 +172,91 @@ struct Frame {  // one run's tensors
     const Program& program;
     const Batch& batch;
     const Lines& lines;
+    const std::vector<Group>& groups;
     float* floats;
     float* at(int32_t number, int64_t row = 0) const {
         const Buffer& buffer = program.buffers[number];
         return floats + buffer.offset * batch.rows + row * buffer.width;
     }
     int64_t width(int32_t number) const { return program.buffers[number].width; }
+};
+
+// One group's look at one kv head: partial results of stretches, merged in ascending order.
+struct Attending {
+    const Frame& frame;
+    const Op& op;
+    const Group& group;
+    Look look;
+    int64_t kv, step, stretches = 0;
+
+    Attending(const Frame& f, const Op& o, const Group& g, int64_t head) : frame(f), op(o), group(g), kv(head), step(partial_floats(o.n2)) {
+        const int64_t layer = op.n3 & 0xFFFF, window = op.n3 >> 16, start = kv * frame.batch.head_stride;
+        look = {frame.batch.keys[layer] + start, frame.batch.values[layer] + start, frame.batch.row_stride, op.n0 / op.n1, op.n2, group.count, {}};
+        for (int i = 0; i < group.count; ++i) {
+            const int64_t r = group.first + i, end = frame.lines.starts[r + 1];
+            int64_t count = end - frame.lines.starts[r];
+            if (window > 0) count = std::min(count, window);
+            look.rows[i] = {frame.at(op.a, r) + kv * look.group * op.n2, frame.lines.rows.data() + end - count, count};
+            stretches = std::max(stretches, (count + STRETCH - 1) / STRETCH);
+        }
+    }
+    static int64_t floats(const Op& op) { return LOOKS * (op.n0 / op.n1) * (partial_floats(op.n2) + STRETCH); }  // of one call
+    void partial(int64_t stretch, float* to) const { path().attend(look, stretch * STRETCH, to); }
+    void merge(int64_t stretch, float* into, const float* next) const {
+        for (int i = 0; i < group.count; ++i)
+            for (int64_t g = 0; g < look.group && look.rows[i].count > stretch * STRETCH; ++g)
+                path().merge(into + (i * look.group + g) * step, next + (i * look.group + g) * step, op.n2);
+    }
+    void finish(const float* whole) const {
+        for (int i = 0; i < group.count; ++i)
+            for (int64_t g = 0; g < look.group; ++g)
+                path().finish(whole + (i * look.group + g) * step, op.n2, frame.at(op.out, group.first + i) + (kv * look.group + g) * op.n2);
+    }
+};
+
+// Where there is little else to share out, threads take stretches and the last to end merges; else whole groups.
+struct Attention {
+    bool split = false;
+    int64_t stretches = 0;           // of the longest row
+    std::vector<float> partials;     // [groups x kv heads, stretches, floats of one call]
+    std::vector<std::atomic<int64_t>> left;  // [groups x kv heads] stretches not done yet
+
+    void prepare(const Program& program, const Lines& lines, int64_t rows, int64_t groups, int threads) {
+        stretches = 0;
+        for (int64_t r = 0; r < rows; ++r) stretches = std::max(stretches, (lines.starts[r + 1] - lines.starts[r] + STRETCH - 1) / STRETCH);
+        split = threads > 1 && stretches > 1 && groups * program.kv_heads() < 4 * threads;
+        if (!split) return;
+        const int64_t units = groups * program.kv_heads();
+        if (int64_t(left.size()) < units) left = std::vector<std::atomic<int64_t>>(units);
+        for (auto& count : left) count.store(stretches, std::memory_order_relaxed);
+        int64_t most = 0;
+        for (int64_t i = 0; i < program.num_ops; ++i)
+            if (program.ops[i].code == ATTENTION) most = std::max(most, Attending::floats(program.ops[i]));
+        partials.resize(std::max<size_t>(partials.size(), size_t(units * stretches * most)));
+    }
+
+    void part(const Frame& frame, const Op& op, int64_t unit) {
+        const int64_t which = unit / stretches, stretch = unit % stretches, size = Attending::floats(op);
+        const Attending one(frame, op, frame.groups[which / op.n1], which % op.n1);
+        float* all = partials.data() + which * stretches * size;
+        if (stretch < one.stretches) one.partial(stretch, all + stretch * size);
+        if (left[which].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+        left[which].store(stretches, std::memory_order_relaxed);  // for the next layer
+        for (int64_t s = 1; s < one.stretches; ++s) one.merge(s, all, all + s * size);
+        one.finish(all);
+    }
+
+    static void whole(const Frame& frame, const Op& op, int64_t unit, std::vector<float>& memory) {
+        const Attending one(frame, op, frame.groups[unit / op.n1], unit % op.n1);
+        const int64_t size = Attending::floats(op);
+        memory.resize(std::max<size_t>(memory.size(), size_t(2 * size)));
+        one.partial(0, memory.data());
+        for (int64_t s = 1; s < one.stretches; ++s) {
+            one.partial(s, memory.data() + size);
+            one.merge(s, memory.data(), memory.data() + size);
+        }
+        one.finish(memory.data());
+    }
 };
 
 void row_op(const Frame& frame, Scratch& scratch, const Op& op, int64_t r) {
@@ -197,10 +285,12 @@ void row_op(const Frame& frame, Scratch& scratch, const Op& op, int64_t r) {
             path().rope(out, op.n0 + op.n1, op.n2, w0 + batch.positions[r] * (op.n2 / 2), w1 + batch.positions[r] * (op.n2 / 2));
             break;
         case STORE: {
-            const int64_t size = op.n1 * op.n2, layer = op.n3 & 0xFFFF;
-            const float* key = x + op.n0 * op.n2;
-            memcpy(batch.keys[layer] + batch.write[r] * size, key, size * sizeof(float));
-            memcpy(batch.values[layer] + batch.write[r] * size, key + size, size * sizeof(float));
+            const int64_t layer = op.n3 & 0xFFFF, row = batch.write[r] * batch.row_stride;
+            const float *key = x + op.n0 * op.n2, *value = key + op.n1 * op.n2;
+            for (int64_t h = 0; h < op.n1; ++h) {
+                memcpy(batch.keys[layer] + row + h * batch.head_stride, key + h * op.n2, op.n2 * sizeof(float));
+                memcpy(batch.values[layer] + row + h * batch.head_stride, value + h * op.n2, op.n2 * sizeof(float));
+            }
             break;
         }
         case TAP:
@@ -225,15 +315,27 @@ void run_program(Run& run, const Frame& frame, std::atomic<int64_t>* counters, i
         } else if (op.code == LINEAR) {
             linear(run, counters[i], *static_cast<const Weight*>(op.w0), rows, frame.at(op.out), static_cast<const float*>(op.w1));
         } else {
-            const int64_t kv_heads = op.n1, part = op.n0 / kv_heads * op.n2;
-            run.share(counters[i], rows * kv_heads, 1, [&](int64_t unit) {
-                const int64_t r = unit / kv_heads, kv = unit % kv_heads;
-                attend(frame.batch, op, frame.lines, r, kv, frame.at(op.a, r) + kv * part, frame.at(op.out, r) + kv * part, run.local[thread]);
-            });
+            const int64_t units = int64_t(frame.groups.size()) * op.n1;
+            if (run.attention.split) run.share(counters[i], units * run.attention.stretches, 1, [&](int64_t unit) { run.attention.part(frame, op, unit); });
+            else run.share(counters[i], units, 1, [&](int64_t unit) { Attention::whole(frame, op, unit, run.local[thread]); });
         }
         run.pool.meet();
         i = end;
     }
+}
+
+// The vocabulary's logits for the rows that were asked for, and the best of each. Takes three counters.
+void run_head(Run& run, const Frame& frame, std::atomic<int64_t>* counters) {
+    const Batch& batch = frame.batch;
+    const Weight& head = *batch.head;
+    run.share(counters[0], batch.num_head_rows, 1, [&](int64_t r) {
+        quantise(run.scratch, head, frame.at(int32_t(batch.final_buffer), batch.head_rows[r]), r);
+    });
+    run.pool.meet();
+    linear(run, counters[1], head, batch.num_head_rows, batch.logits_out, nullptr);
+    run.pool.meet();
+    run.share(counters[2], batch.num_head_rows, 1, [&](int64_t r) { batch.best_out[r] = path().largest(batch.logits_out + r * head.rows, head.rows); });
+    run.pool.meet();
 }
 
 struct Space {  // grown as needed, used by one call at a time
@@ -241,6 +343,8 @@ struct Space {  // grown as needed, used by one call at a time
     std::vector<std::vector<float>> local;
     Scratch scratch;
     Lines lines;
+    std::vector<Group> groups;
+    Attention attention;
     std::vector<std::atomic<int64_t>> counters;
 };
 Space& space() {  // a child of fork starts with its own: the parent's may have been caught growing
@@ -281,7 +385,7 @@ void paceline_gumbel(const int64_t* first, const int64_t* second, int64_t rows, 
     Pool& threads = pool();
     std::atomic<int64_t> counter{0};
     threads.run([&](int) {
-        Run run{threads, s.scratch, s.local};
+        Run run{threads, s.scratch, s.local, s.attention};
         run.share(counter, rows * pieces, 1, [&](int64_t unit) {
             const int64_t r = unit / pieces, begin = unit % pieces * PIECE;
             path().gumbel(uint32_t(first[r]), uint32_t(second[r]), begin, std::min(vocabulary, begin + PIECE), inverse, logarithm, out + r * vocabulary);
@@ -302,7 +406,7 @@ void paceline_linear(const Weight* w, const float* x, int64_t rows, const float*
     std::atomic<int64_t> counters[2] = {0, 0};
     Pool& threads = pool();
     threads.run([&](int) {
-        Run run{threads, s.scratch, s.local};
+        Run run{threads, s.scratch, s.local, s.attention};
         run.share(counters[0], rows, 1, [&](int64_t r) { quantise(s.scratch, *w, x + r * w->columns, r); });
         threads.meet();
         linear(run, counters[1], *w, rows, out, bias);
@@ -319,13 +423,17 @@ void paceline_run(const Program* program, const Batch* batch) {
     s.local.resize(std::max<size_t>(s.local.size(), size_t(threads.size())));
     for (int64_t i = 0; i < program->num_ops; ++i)
         if (program->ops[i].code == LINEAR) s.scratch.size(batch->rows, static_cast<const Weight*>(program->ops[i].w0)->columns);
-    if (s.counters.size() < size_t(program->num_ops)) s.counters = std::vector<std::atomic<int64_t>>(program->num_ops);
+    if (batch->head) s.scratch.size(batch->num_head_rows, batch->head->columns);
+    if (s.counters.size() < size_t(program->num_ops + 3)) s.counters = std::vector<std::atomic<int64_t>>(program->num_ops + 3);
     for (auto& counter : s.counters) counter.store(0, std::memory_order_relaxed);
     s.lines.fill(*batch);
-    const Frame frame{*program, *batch, s.lines, s.floats.data()};
+    group_rows(*batch, program->kv_heads(), threads.size(), s.groups);
+    s.attention.prepare(*program, s.lines, batch->rows, int64_t(s.groups.size()), threads.size());
+    const Frame frame{*program, *batch, s.lines, s.groups, s.floats.data()};
     threads.run([&](int thread) {
-        Run run{threads, s.scratch, s.local};
+        Run run{threads, s.scratch, s.local, s.attention};
         run_program(run, frame, s.counters.data(), thread);
+        if (batch->head) run_head(run, frame, s.counters.data() + program->num_ops);
     });
     const Buffer& last = program->buffers[batch->final_buffer];
     memcpy(batch->final_out, s.floats.data() + last.offset * batch->rows, size_t(last.width * batch->rows) * sizeof(float));

@@ -15,9 +15,9 @@
 //
 // A value is d*q + m (W4, W5), d*(q-128) (W8), (d*scale)*q - dmin*min (K4, K5), d*scale*(q-32) (K6).
 //
-// The result for one row of activations, blocks b in ascending order, nothing fused, float32 throughout:
-//   acc = acc + float(integer dot product of the block) * (weight scale * activation scale)
-//   acc = acc + weight minimum * activation sum                                     (kinds with a minimum)
+// The result for one row of activations, blocks b in ascending order, float32, products fused into sums (fma) as written:
+//   acc = fma(float(integer dot product of the block), weight scale * activation scale, acc)
+//   acc = fma(weight minimum, activation sum, acc)                                  (kinds with a minimum)
 // Dot products are exact, so every path, tile shape and thread count gives the same bits.
 #pragma once
 #include <cstddef>
@@ -68,12 +68,27 @@ using TileFn = void (*)(const uint8_t* tile, int64_t columns, const Activation* 
 
 enum Act : int64_t { SILU, GELU_NEW, GELU, RELU };
 
-// One row's look at one kv head: the positions it may see, in ascending order.
-struct Look {
-    const float *query, *keys, *values;  // [group, width], [cache rows, kv heads, width] twice
-    const int32_t* lines;                // [count] rows of the cache
-    int64_t count, group, kv_heads, kv;
+// Attention over STRETCH positions at a time, counted from the first a row may see. Each stretch gives a partial result
+// per head: the largest score, the sum of e^(score - largest), and the values weighted by it. Stretches are merged in
+// ascending order, by whichever thread, so a row's result depends on its own positions alone.
+constexpr int64_t STRETCH = 128;
+constexpr int LOOKS = 8;
+// A few rows' look at one kv head, each at its own positions in ascending order. Rows of one sequence see nearly the
+// same keys; they are taken together so that a piece of the cache is fetched once for all.
+struct Seen {
+    const float* query;    // [group, width]
+    const int32_t* lines;  // [count] rows of the cache
+    int64_t count;
 };
+struct Look {
+    const float *keys, *values;  // of one kv head
+    int64_t stride;              // from one row of the cache to the next
+    int64_t group, width;
+    int num_rows;
+    Seen rows[LOOKS];
+};
+// A partial result: `width` sums, then the largest score and the sum of weights.
+inline int64_t partial_floats(int64_t width) { return (width + LANES - 1) / LANES * LANES + LANES; }
 
 // One instruction set's functions. All compute the same bits.
 struct Path {
@@ -87,7 +102,11 @@ struct Path {
     void (*activate)(const float* x, int64_t n, int64_t kind, float* out);
     void (*gated)(const float* x, int64_t n, int64_t kind, float* out);  // x [2n]
     void (*rope)(float* row, int64_t heads, int64_t width, const float* cos, const float* sin);
-    void (*attend)(const Look& look, int64_t width, float* scores, float* out);
+    // Partial results [rows, group] of the positions begin … begin + STRETCH - 1; rows that end before it are left out.
+    void (*attend)(const Look& look, int64_t begin, float* partials);
+    void (*merge)(float* into, const float* next, int64_t width);  // partial results of neighbouring stretches
+    void (*finish)(const float* whole, int64_t width, float* out);
+    int64_t (*largest)(const float* x, int64_t n);  // where; the first of equals; -1 if nothing is above -inf or one is NaN
     void (*exponentials)(const float* x, int64_t n, float* out);
     void (*gumbel)(uint32_t first, uint32_t second, int64_t begin, int64_t end, const double* inverse, const double* logarithm, float* out);
 };

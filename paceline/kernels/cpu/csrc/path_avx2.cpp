@@ -3,7 +3,7 @@
 #include <bit>
 #include <cmath>
 
-#if defined(__AVX2__) && defined(__F16C__)
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
 #include <cstring>
 namespace paceline {
@@ -18,6 +18,7 @@ inline I32 zero_i() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 inline F all_f(float x) { const __m256 v = _mm256_set1_ps(x); return {v, v}; }
 inline F add_f(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 inline F mul_f(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline F fma_f(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 inline F neg_f(F x) { const __m256 z = _mm256_set1_ps(-0.0f); return {_mm256_sub_ps(z, x.a), _mm256_sub_ps(z, x.b)}; }
 inline F div_f(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 inline __m256 clamp_half(__m256 x, float low, float high) {  // NaN stays NaN: the second operand is the one kept

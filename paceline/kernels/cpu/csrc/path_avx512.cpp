@@ -16,6 +16,7 @@ inline I32 zero_i() { return _mm512_setzero_si512(); }
 inline F all_f(float x) { return _mm512_set1_ps(x); }
 inline F add_f(F a, F b) { return _mm512_add_ps(a, b); }
 inline F mul_f(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F fma_f(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 inline F neg_f(F a) { return _mm512_sub_ps(_mm512_set1_ps(-0.0f), a); }
 inline F div_f(F a, F b) { return _mm512_div_ps(a, b); }
 inline F clamp_f(F a, float low, float high) {  // NaN stays NaN: the second operand is the one kept

@@ -17,6 +17,7 @@ inline I32 zero_i() { I32 x; EACH x.v[i] = 0; return x; }
 inline F all_f(float y) { F x; EACH x.v[i] = y; return x; }
 inline F add_f(const F& a, const F& b) { F x; EACH x.v[i] = a.v[i] + b.v[i]; return x; }
 inline F mul_f(const F& a, const F& b) { F x; EACH x.v[i] = a.v[i] * b.v[i]; return x; }
+inline F fma_f(const F& a, const F& b, const F& c) { F x; EACH x.v[i] = std::fma(a.v[i], b.v[i], c.v[i]); return x; }
 inline F neg_f(const F& a) { F x; EACH x.v[i] = -0.0f - a.v[i]; return x; }
 inline F div_f(const F& a, const F& b) { F x; EACH x.v[i] = a.v[i] / b.v[i]; return x; }
 inline F clamp_f(const F& a, float low, float high) { F x; EACH { const float y = a.v[i] < low ? low : a.v[i]; x.v[i] = y > high ? high : y; } return x; }

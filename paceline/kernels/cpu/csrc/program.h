@@ -26,20 +26,30 @@ struct Program {
     const Op* ops; int64_t num_ops;
     const Buffer* buffers; int64_t num_buffers;
     int64_t row_floats;  // of all buffers together
+    int64_t kv_heads() const {
+        for (int64_t i = 0; i < num_ops; ++i) if (ops[i].code == ATTENTION) return ops[i].n1;
+        return 1;
+    }
 };
 
 struct Batch {
     int64_t rows;
     const int64_t *ids, *slots, *positions, *tree_base, *path, *first, *write, *page_table;
     int64_t path_width, table_width, block_size;
-    float* const* keys;    // by layer, [cache rows, kv heads, width]
+    float* const* keys;    // by layer; a cache row's head lies at row * row_stride + head * head_stride
     float* const* values;
+    int64_t row_stride, head_stride;
     int64_t final_buffer;
     float* final_out;           // [rows, H]
     const int64_t* taps;        // boundaries wanted
     const int64_t* tap_offsets; // where each begins in a row of tapped_out
     int64_t num_taps, tap_width;
     float* tapped_out;          // [rows, tap_width]
+    const Weight* head;         // of the vocabulary, or nullptr
+    const int64_t* head_rows;   // rows whose logits are wanted
+    int64_t num_head_rows;
+    float* logits_out;          // [head rows, vocabulary]
+    int64_t* best_out;          // [head rows] the lowest id of the largest logit; -1: none above -inf, or one is no number
 };
 
 }  // namespace paceline

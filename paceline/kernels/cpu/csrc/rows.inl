@@ -1,5 +1,5 @@
 // What is done to single rows, in plain C++ that every path compiles for its own vectors. Sums run over sixteen lanes and
-// are folded in one order; nothing is fused; so all paths give the same bits.
+// are folded in one order, and products are fused into sums only where fma_f says so; so all paths give the same bits.
 namespace {
 
 inline float fold(const float* lane) {
@@ -47,7 +47,7 @@ inline F exponential(F x) {
     const F r = add_f(add_f(x, mul_f(k, all_f(-0.693145752f))), mul_f(k, all_f(-1.42860677e-6f)));
     F p = all_f(1.98412698e-4f);
     const float factors[] = {1.38888889e-3f, 8.33333333e-3f, 4.16666667e-2f, 1.66666667e-1f, 0.5f, 1.0f, 1.0f};
-    for (int i = 0; i < 7; ++i) p = add_f(mul_f(p, r), all_f(factors[i]));
+    for (int i = 0; i < 7; ++i) p = fma_f(p, r, all_f(factors[i]));
     return mul_f(p, power_of_two(k));
 }
 
@@ -64,8 +64,8 @@ inline void each(const float* x, int64_t n, float* out, Function&& f) {
     }
 }
 
-// Scores to weights e^(s - largest), in place; answers one over their sum.
-inline float soften(float* s, int64_t n) {
+// Scores to weights e^(s - largest), in place; answers the largest score and the weights' sum.
+inline void soften(float* s, int64_t n, float* answer) {
     float most[16];
     for (int l = 0; l < 16; ++l) most[l] = s[0];
     int64_t i = 0;
@@ -75,7 +75,32 @@ inline float soften(float* s, int64_t n) {
     float largest = most[0];
     for (int l = 1; l < 16; ++l) largest = most[l] > largest ? most[l] : largest;
     each(s, n, s, [&](F x) { return exponential(add_f(x, all_f(-largest))); });
-    return 1.0f / sum(s, n);
+    answer[0] = largest;
+    answer[1] = sum(s, n);
+}
+
+int64_t largest(const float* x, int64_t n) {
+    float most[16];
+    int32_t where[16], strange[16] = {0};
+    for (int l = 0; l < 16; ++l) { most[l] = -INFINITY; where[l] = -1; }
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int l = 0; l < 16; ++l) {
+            const float value = x[i + l];
+            where[l] = value > most[l] ? int32_t(i) + l : where[l];
+            most[l] = value > most[l] ? value : most[l];
+            strange[l] |= value != value;
+        }
+    for (int l = 0; i < n; ++i, ++l) {
+        if (x[i] > most[l]) { most[l] = x[i]; where[l] = int32_t(i); }
+        strange[l] |= x[i] != x[i];
+    }
+    int best = 0, odd = strange[0];
+    for (int l = 1; l < 16; ++l) {
+        odd |= strange[l];
+        if (most[l] > most[best] || (most[l] == most[best] && uint32_t(where[l]) < uint32_t(where[best]))) best = l;
+    }
+    return odd ? -1 : where[best];
 }
 
 void exponentials(const float* x, int64_t n, float* out) {
@@ -162,70 +187,129 @@ void rope(float* __restrict row, int64_t heads, int64_t width, const float* __re
         }
 }
 
-template <int D>  // the heads' width, a multiple of 16
-void look(const Look& l, float* scores, float* out) {
+constexpr int64_t NEAR = 64;  // positions of the cache that stay close while all rows and heads use them
+
+// Scores of one head at `count` positions, at most NEAR.
+template <int D>
+inline void score(const Look& l, const float* query, const int32_t* lines, int64_t count, float* scores) {
     constexpr int C = D / LANES;
-    constexpr int64_t NEAR = 64;  // positions whose values stay close while all heads of the group use them
-    const float scale = 1.0f / std::sqrt(float(D));
-    const int64_t stride = (l.count + LANES - 1) / LANES * LANES;  // of one head's scores
-    for (int64_t i = 0; i < l.count; i += LANES) {
-        const float* keys[LANES];
-        for (int k = 0; k < LANES; ++k)
-            keys[k] = l.keys + (int64_t(l.lines[i + k < l.count ? i + k : l.count - 1]) * l.kv_heads + l.kv) * D;
-        for (int64_t g = 0; g < l.group; ++g) {
-            F query[C], partial[LANES];
-            for (int c = 0; c < C; ++c) query[c] = load_f(l.query + g * D + c * LANES);
-            for (int k = 0; k < LANES; ++k) {
-                F acc = zero_f();
-                for (int c = 0; c < C; ++c) acc = add_f(acc, mul_f(query[c], load_f(keys[k] + c * LANES)));
-                partial[k] = acc;
-            }
-            store_f(scores + g * stride + i, mul_f(fold_all(partial), all_f(scale)));
+    const F scale = all_f(1.0f / std::sqrt(float(D)));
+    F q[C];
+    for (int c = 0; c < C; ++c) q[c] = load_f(query + c * LANES);
+    for (int64_t i = 0; i < count; i += LANES) {
+        F partial[LANES];
+        for (int k = 0; k < LANES; ++k) {
+            const float* key = l.keys + int64_t(lines[i + k < count ? i + k : count - 1]) * l.stride;
+            F acc = mul_f(q[0], load_f(key));
+            for (int c = 1; c < C; ++c) acc = fma_f(q[c], load_f(key + c * LANES), acc);
+            partial[k] = acc;
+        }
+        store_f(scores + i, mul_f(fold_all(partial), scale));
+    }
+}
+
+// Adds the values at some positions to H heads' sums, weighted by each head's scores there.
+template <int D, int H>
+inline void gather(const Look& l, const int32_t* lines, int64_t count, const float* scores, float* out) {
+    constexpr int C = D / LANES;
+    const int64_t step = partial_floats(D);
+    F acc[H][C];
+    for (int h = 0; h < H; ++h)
+        for (int c = 0; c < C; ++c) acc[h][c] = load_f(out + h * step + c * LANES);
+    for (int64_t i = 0; i < count; ++i) {
+        const float* value = l.values + int64_t(lines[i]) * l.stride;
+        F v[C];
+        for (int c = 0; c < C; ++c) v[c] = load_f(value + c * LANES);
+        for (int h = 0; h < H; ++h) {
+            const F p = all_f(scores[h * STRETCH + i]);
+            for (int c = 0; c < C; ++c) acc[h][c] = fma_f(p, v[c], acc[h][c]);
         }
     }
-    for (int64_t g = 0; g < l.group; ++g) {
-        scores[l.group * stride + g] = soften(scores + g * stride, l.count);
-        for (int c = 0; c < C; ++c) store_f(out + g * D + c * LANES, zero_f());
-    }
-    for (int64_t begin = 0; begin < l.count; begin += NEAR)
-        for (int64_t g = 0; g < l.group; ++g) {
-            const int64_t end = begin + NEAR < l.count ? begin + NEAR : l.count;
-            F acc[C];
-            for (int c = 0; c < C; ++c) acc[c] = load_f(out + g * D + c * LANES);
-            for (int64_t i = begin; i < end; ++i) {
-                const float* value = l.values + (int64_t(l.lines[i]) * l.kv_heads + l.kv) * D;
-                const F p = all_f(scores[g * stride + i]);
-                for (int c = 0; c < C; ++c) acc[c] = add_f(acc[c], mul_f(p, load_f(value + c * LANES)));
-            }
-            for (int c = 0; c < C; ++c) store_f(out + g * D + c * LANES, acc[c]);
-        }
-    for (int64_t g = 0; g < l.group; ++g)
-        for (int c = 0; c < C; ++c) {
-            float* to = out + g * D + c * LANES;
-            store_f(to, mul_f(load_f(to), all_f(scores[l.group * stride + g])));
+    for (int h = 0; h < H; ++h)
+        for (int c = 0; c < C; ++c) store_f(out + h * step + c * LANES, acc[h][c]);
+}
+
+// All heads of a group, as many at once as there are registers for.
+template <int D>
+inline void gather_all(const Look& l, const int32_t* lines, int64_t count, const float* scores, float* partials) {
+    constexpr int MOST = D == 64 ? 3 : 2;
+    const int64_t step = partial_floats(D);
+    int64_t g = 0;
+    for (; g + MOST <= l.group; g += MOST) gather<D, MOST>(l, lines, count, scores + g * STRETCH, partials + g * step);
+    for (; g < l.group; ++g) gather<D, 1>(l, lines, count, scores + g * STRETCH, partials + g * step);
+}
+
+// Calls f(row, first, count) for the positions of every row in a stretch, piece by piece.
+template <class Function>
+inline void each_piece(const Look& l, int64_t begin, Function&& f) {
+    for (int64_t first = begin; first < begin + STRETCH; first += NEAR)
+        for (int r = 0; r < l.num_rows; ++r) {
+            const int64_t left = l.rows[r].count - first;
+            if (left > 0) f(r, first, left < NEAR ? left : NEAR);
         }
 }
 
-void look_any(const Look& l, int64_t width, float* scores, float* out) {
+template <int D>  // the heads' width, a multiple of 16
+void look(const Look& l, int64_t begin, float* partials, float* scores) {
+    const int64_t step = partial_floats(D);
+    each_piece(l, begin, [&](int r, int64_t first, int64_t count) {
+        for (int64_t g = 0; g < l.group; ++g)
+            score<D>(l, l.rows[r].query + g * D, l.rows[r].lines + first, count, scores + (r * l.group + g) * STRETCH + first - begin);
+    });
+    for (int r = 0; r < l.num_rows; ++r) {
+        const int64_t left = l.rows[r].count - begin, count = left < STRETCH ? left : STRETCH;
+        for (int64_t g = 0; g < l.group && left > 0; ++g) {
+            float* partial = partials + (r * l.group + g) * step;
+            soften(scores + (r * l.group + g) * STRETCH, count, partial + D);
+            for (int c = 0; c < D; c += LANES) store_f(partial + c, zero_f());
+        }
+    }
+    each_piece(l, begin, [&](int r, int64_t first, int64_t count) {
+        gather_all<D>(l, l.rows[r].lines + first, count, scores + r * l.group * STRETCH + first - begin, partials + r * l.group * step);
+    });
+}
+
+void look_any(const Look& l, int64_t begin, float* partials, float* scores) {
+    const int64_t width = l.width, step = partial_floats(width);
     const float scale = 1.0f / std::sqrt(float(width));
-    for (int64_t g = 0; g < l.group; ++g) {
-        for (int64_t i = 0; i < l.count; ++i)
-            scores[i] = dot(l.query + g * width, l.keys + (int64_t(l.lines[i]) * l.kv_heads + l.kv) * width, width) * scale;
-        const float inverse = soften(scores, l.count);
-        float* to = out + g * width;
-        for (int64_t d = 0; d < width; ++d) to[d] = 0;
-        for (int64_t i = 0; i < l.count; ++i) {
-            const float* value = l.values + (int64_t(l.lines[i]) * l.kv_heads + l.kv) * width;
-            for (int64_t d = 0; d < width; ++d) to[d] += scores[i] * value[d];
+    for (int r = 0; r < l.num_rows; ++r) {
+        const Seen& row = l.rows[r];
+        const int64_t end = row.count < begin + STRETCH ? row.count : begin + STRETCH;
+        for (int64_t g = 0; g < l.group && begin < end; ++g) {
+            for (int64_t i = begin; i < end; ++i)
+                scores[i - begin] = dot(row.query + g * width, l.keys + int64_t(row.lines[i]) * l.stride, width) * scale;
+            float* to = partials + (r * l.group + g) * step;
+            soften(scores, end - begin, to + step - LANES);
+            for (int64_t d = 0; d < width; ++d) to[d] = 0;
+            for (int64_t i = begin; i < end; ++i) {
+                const float* value = l.values + int64_t(row.lines[i]) * l.stride;
+                for (int64_t d = 0; d < width; ++d) to[d] += scores[i - begin] * value[d];
+            }
         }
-        for (int64_t d = 0; d < width; ++d) to[d] *= inverse;
     }
 }
 
-void attend(const Look& l, int64_t width, float* scores, float* out) {
-    if (width == 64) look<64>(l, scores, out);
-    else if (width == 128) look<128>(l, scores, out);
-    else look_any(l, width, scores, out);
+void attend(const Look& l, int64_t begin, float* partials) {
+    float* scores = partials + l.num_rows * l.group * partial_floats(l.width);  // room behind them
+    if (l.width == 64) look<64>(l, begin, partials, scores);
+    else if (l.width == 128) look<128>(l, begin, partials, scores);
+    else look_any(l, begin, partials, scores);
+}
+
+void merge(float* __restrict into, const float* __restrict next, int64_t width) {
+    const int64_t end = partial_floats(width) - LANES;
+    const float largest = next[end] > into[end] ? next[end] : into[end];
+    float pair[LANES] = {into[end] - largest, next[end] - largest};
+    store_f(pair, exponential(load_f(pair)));
+    for (int64_t i = 0; i < end; i += LANES)
+        store_f(into + i, fma_f(load_f(into + i), all_f(pair[0]), mul_f(load_f(next + i), all_f(pair[1]))));
+    into[end] = largest;
+    into[end + 1] = into[end + 1] * pair[0] + next[end + 1] * pair[1];
+}
+
+void finish(const float* __restrict whole, int64_t width, float* __restrict out) {
+    const float factor = 1.0f / whole[partial_floats(width) - LANES + 1];
+    for (int64_t i = 0; i < width; ++i) out[i] = whole[i] * factor;
 }
 
 // Gumbel noise for tokens begin … end-1 of one key: the arithmetic of sampling/noise.py, operation for operation.
@@ -254,6 +338,6 @@ void gumbel(uint32_t first, uint32_t second, int64_t begin, int64_t end, const d
 }
 
 const Path path = {PACELINE_PATH, {tile<W4>, tile<W5>, tile<W8>, tile<K4>, tile<K5>, tile<K6>, tile<F32>, tile<BF16>}, PACELINE_ROWS,
-                   quantise, rms_norm, layer_norm, add, activate, gated, rope, attend, exponentials, gumbel};
+                   quantise, rms_norm, layer_norm, add, activate, gated, rope, attend, merge, finish, largest, exponentials, gumbel};
 
 }  // namespace

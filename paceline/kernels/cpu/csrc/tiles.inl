@@ -73,8 +73,8 @@ inline void quantised_tile(const uint8_t* p, int64_t columns, const Activation* 
                 const int32_t* half = rows[r].halves + 2 * b;
                 sum[r] = add_i(mul_i(sub_i(sum[r], 32 * half[0]), low_scale), mul_i(sub_i(upper[r], 32 * half[1]), high_scale));
             }
-            acc[r] = add_f(acc[r], mul_f(to_f(sum[r]), mul_f(scale, all_f(rows[r].scales[b]))));
-            if (with_min) acc[r] = add_f(acc[r], mul_f(minimum, all_f(rows[r].sums[b])));
+            acc[r] = fma_f(to_f(sum[r]), mul_f(scale, all_f(rows[r].scales[b])), acc[r]);
+            if (with_min) acc[r] = fma_f(minimum, all_f(rows[r].sums[b]), acc[r]);
         }
     }
     for (int r = 0; r < R; ++r) store_f(out[r], acc[r]);
@@ -86,7 +86,7 @@ inline void dense_tile(const uint8_t* p, int64_t columns, const Activation* rows
     for (int r = 0; r < R; ++r) acc[r] = zero_f();
     for (int64_t c = 0; c < columns; ++c) {
         const F w = KIND == F32 ? load_f(reinterpret_cast<const float*>(p) + c * LANES) : bf16_f(p + c * 2 * LANES);
-        for (int r = 0; r < R; ++r) acc[r] = add_f(acc[r], mul_f(w, all_f(rows[r].values[c])));
+        for (int r = 0; r < R; ++r) acc[r] = fma_f(w, all_f(rows[r].values[c]), acc[r]);
     }
     for (int r = 0; r < R; ++r) store_f(out[r], acc[r]);
 }
