@@ -99,8 +99,10 @@ class NGramDrafter(Stateless):
         nodes = min(self.max_nodes, context.max_nodes)
         if nodes == 0:
             return Proposal.empty(len(context.slot_list), context.slots.device)
-        if context.slots.device.type == "cpu" and not self._reference:
-            return self._search(context, nodes)
+        on_host = context.slots.device.type == "cpu" and not self._reference
+        return self._search(context, nodes) if on_host else self._look_up(context, nodes)
+
+    def _look_up(self, context: Context, nodes: int) -> Proposal:
         window = _window(context)  # [B, L]
         lengths = context.lengths  # [B]
         depth = _depths(window, lengths, self._max_match)  # [B, L]
@@ -119,6 +121,7 @@ class NGramDrafter(Stateless):
         return Proposal.of_chains(_copy(window, source, sizes, nodes), sizes, self.name)
 
     def _search(self, context: Context, nodes: int) -> Proposal:
+        """`_look_up` on the host, for the rules that take prompt and output as one text."""
         drafts = []
         for slot, budget in zip(context.slot_list, context.budgets.tolist()):
             length = context.table.length(slot)

@@ -11,7 +11,7 @@ from paceline.cache.slots import Slots
 from paceline.drafters import ngram
 from paceline.drafters.base import Drafter
 from paceline.drafters.ngram import NGram, NGramDrafter
-from paceline.drafters.tree import PADDING
+from paceline.drafters.tree import PADDING, Proposal
 from paceline.errors import OptionError
 
 MAX_LEN = 40
@@ -44,7 +44,15 @@ def fill(texts: list[list[int]], prompt_lengths: list[int] | None = None) -> Slo
 
 
 def chains(drafter: NGramDrafter, context: FakeContext) -> list[list[int]]:
-    proposal = drafter.propose(context)
+    """What it proposes; where the host's search and the tensor search both can be asked, they agree."""
+    nodes = min(drafter.max_nodes, context.max_nodes)
+    said = read(drafter._look_up(context, nodes), context) if drafter._pace is None and nodes else None
+    found = read(drafter.propose(context), context)
+    assert said is None or said == found
+    return found
+
+
+def read(proposal: Proposal, context: FakeContext) -> list[list[int]]:
     sizes = proposal.sizes.tolist()
     assert proposal.chain and len(sizes) == len(context.slot_list)
     assert all(size <= budget for size, budget in zip(sizes, context.budgets.tolist()))

@@ -145,10 +145,10 @@ def write_mixed(path: Path, spoil: Any = None) -> Path:
 class Table:
     """Some sequences of one model, each on a slot with pages in no order, computed as a test asks for."""
 
-    def __init__(self, loaded: loader.Loaded, num_slots: int = 4) -> None:
+    def __init__(self, loaded: loader.Loaded, num_slots: int = 4, longest: int = LONGEST) -> None:
         self.loaded = loaded
-        pages = -(-LONGEST // BLOCK_SIZE)
-        self.slots = Slots(num_slots, LONGEST, pages, CPU)
+        pages = -(-longest // BLOCK_SIZE)
+        self.slots = Slots(num_slots, longest, pages, CPU)
         self.cache = KVCache(PagePool(num_slots * pages, BLOCK_SIZE), CPU)
         shape = loaded.config
         self.cache.layers = self.cache.add_layers(shape.num_layers, shape.num_kv_heads, shape.head_dim, torch.float32)

@@ -18,7 +18,7 @@ from paceline.errors import OptionError
 from paceline.params import SamplingParams
 from paceline.sampling import verify as rules
 from paceline.sampling.noise import ACCEPT, RESIDUAL, SAMPLE
-from paceline.sampling.verify import ACCEPTANCE, Judged, Verdict, argmax, check_acceptance, verify
+from paceline.sampling.verify import ACCEPTANCE, Judged, Verdict, argmax, check_acceptance, follow, verify
 from tests.sampling.checks import STATED, Case, Dist, Models, V, make_judged, normed, random_tree
 from tests.sampling.test_noise import stated_uniform
 
@@ -230,6 +230,26 @@ def check_walk(seed: int, scratch: bool = False) -> list[int]:
         assert_verdict(verdict, row, case, accepted, choices[1 + (accepted[-1] if accepted else -1)])
         lengths.append(len(accepted))
     return lengths
+
+
+@pytest.mark.parametrize("acceptance", ACCEPTANCE)
+@pytest.mark.parametrize("scratch", [False, True])
+@pytest.mark.parametrize("chain", [False, True])
+def test_the_host_s_verdict_on_greedy_requests_is_verify_s(acceptance: str, scratch: bool, chain: bool) -> None:
+    lengths: set[int] = set()
+    for seed in range(12):
+        cases, logits, _ = random_batch(seed, chain, drawn=False)
+        draws = np.random.default_rng(seed)
+        for case in cases:
+            case.params = SamplingParams(temperature=0.0)
+            case.scratch = [bool(flag) for flag in draws.random(len(case.tokens)) < 0.3] if scratch else []
+        logits[3] = -math.inf  # nothing can be sampled there
+        judged = make_judged(cases, logits)
+        sizes = [len(case.tokens) for case in cases]
+        followed = follow(judged.proposal, sizes, argmax(logits).tolist()).read()
+        assert followed == verify(judged, acceptance).read()
+        lengths |= {len(decision.nodes) for decision in followed}
+    assert {0, 1, 2} <= lengths
 
 
 @pytest.mark.parametrize("scratch", [False, True])

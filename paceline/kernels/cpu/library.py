@@ -86,6 +86,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "paceline_pack_dense": (None, [c_int, c_void_p, c_int64, c_int64, c_void_p]),
     "paceline_quantise": (None, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p]),
     "paceline_exp": (None, [c_void_p, c_int64, c_void_p]),
+    "paceline_largest": (c_int64, [c_void_p, c_int64]),
     "paceline_gumbel": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
     "paceline_embed": (None, [POINTER(WeightStruct), c_void_p, c_int64, c_void_p]),
     "paceline_linear": (None, [POINTER(WeightStruct), c_void_p, c_int64, c_void_p, c_void_p]),

@@ -374,6 +374,7 @@ void paceline_quantise(const float* x, int64_t columns, int8_t* quants, float* s
     path().quantise(x, columns, quants, scales, sums, halves);
 }
 void paceline_exp(const float* x, int64_t n, float* out) { path().exponentials(x, n, out); }
+int64_t paceline_largest(const float* x, int64_t n) { return path().largest(x, n); }
 
 // Noise for `rows` keys over a vocabulary, shared out in pieces.
 void paceline_gumbel(const int64_t* first, const int64_t* second, int64_t rows, int64_t vocabulary, const double* inverse, const double* logarithm, float* out) {
