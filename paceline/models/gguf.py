@@ -7,6 +7,7 @@ Must not know what a tensor is for: architectures, tensor naming and tokenizers 
 from __future__ import annotations
 
 import math
+import mmap
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -296,11 +297,13 @@ class GGUFFile:
         self.path = fspath(path)
         try:
             # np.asarray drops the memmap subclass, whose slicing is slow; the mapping stays alive through the views.
-            data = np.asarray(np.memmap(self.path, np.uint8, mode="r"))
+            mapped = np.memmap(self.path, np.uint8, mode="r")
+            data = np.asarray(mapped)
         except ValueError:
             raise CheckpointError(f"{self.path}: the file is empty") from None
         except OSError as error:
             raise CheckpointError(f"{self.path}: cannot be opened ({error.strerror or error})") from None
+        self._mapping: Any = getattr(mapped, "_mmap", None)
         cursor = _Cursor(data, self.path)
         tensor_count, entry_count = _read_preamble(cursor)
         self.metadata: dict[str, Any] = {}
@@ -310,6 +313,11 @@ class GGUFFile:
                 cursor.fail(f"metadata key {key!r} appears twice")
             self.metadata[key] = cursor.value(cursor.u32(f"metadata {key!r}"), f"metadata {key!r}")
         self.tensors: dict[str, GGUFTensor] = _read_tensors(cursor, data, tensor_count, self.metadata)
+
+    def release(self) -> None:
+        """Give back the memory that holds what was read so far; what is read again comes from the file again."""
+        if hasattr(self._mapping, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int]:

@@ -38,6 +38,9 @@ class FolderSource:
     def names(self) -> Collection[str]:
         return self._files.keys()
 
+    def release(self) -> None:
+        """The files' readers keep nothing that was read."""
+
     def read(self, name: str) -> Tensor:
         handle = self._handle(self._files[name])
         tensor: Tensor = handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
@@ -94,6 +97,9 @@ class ModelSource:
     def names(self) -> Collection[str]:
         return self._state.keys()
 
+    def release(self) -> None:
+        """The weights are the user's."""
+
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._state[name].detach()
         return tensor
@@ -107,9 +113,13 @@ class GGUFSource:
         interleaved = file.metadata.get("general.architecture") == "llama"
         self._heads = {"attn_q": num_heads, "attn_k": num_kv_heads} if interleaved else {}
         self._tensors = {hugging_face_name(name): tensor for name, tensor in file.tensors.items()}
+        self._file = file
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()
+
+    def release(self) -> None:
+        self._file.release()
 
     def read(self, name: str) -> Tensor | Packed:
         tensor = self._tensors[name]

@@ -30,6 +30,10 @@ class Source(Protocol):
 
     def read(self, name: str) -> Tensor | Packed: ...
 
+    def release(self) -> None:
+        """What was read has been packed: a mapped file need not stay in memory beside it."""
+        ...
+
 
 class Weights:
     def __init__(
@@ -83,7 +87,9 @@ class Weights:
         return embedding
 
     def _pack(self, parts: list[Tensor | Packed]) -> Weight:
-        return self.ops.pack(parts, self.dtype, self.device)
+        packed = self.ops.pack(parts, self.dtype, self.device)
+        self.source.release()
+        return packed
 
     def _dense(self, name: str, shape: Shape) -> Tensor:
         found = self._read(name, shape)

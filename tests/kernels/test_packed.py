@@ -1,7 +1,8 @@
 """Packed weights against their definition: unpacked values, and products to the last bit.
 
 The reference below is csrc/packed.h in numpy: float32, products fused into sums, blocks in ascending order. What a
-block holds is read through the GGUF reader, which has an oracle of its own: the quants are its values for scales of one.
+block holds is read through the GGUF reader, which has an oracle of its own: the quants are its values for scales of
+one.
 """
 
 from __future__ import annotations
