@@ -94,6 +94,7 @@ class Engine:
         if not sequence.in_flight:
             self.scheduler.leave(sequence)
 
+    @torch.inference_mode()
     def set_drafter(self, drafter: Drafter | None, budget: Budget | None = None) -> None:
         """Turn speculation on, off or over to another drafter, on a live engine."""
         if drafter is not None and drafter.trees and self.acceptance == "block":
@@ -112,6 +113,7 @@ class Engine:
 
     # 2 … 8
 
+    @torch.inference_mode()
     def step(self) -> list[Update]:
         """Launch one round; return what completed rounds produced."""
         round = self._launch()
@@ -126,7 +128,6 @@ class Engine:
         """Whether the oldest round in flight can be read. Always, where the host waits for it."""
         return True
 
-    @torch.inference_mode()
     def _launch(self) -> Round | None:
         times = Times(start=time.perf_counter())
         planned = self.scheduler.schedule(self._node_limit())
@@ -145,8 +146,7 @@ class Engine:
         sequences, work, num_drafting, num_sampling = order_work(planned)
         slots = [item.slot for item in work]
         times.before_draft = time.perf_counter()
-        proposal = self._propose(slots[:num_drafting], [item.num_nodes for item in work[:num_drafting]])
-        proposal = pad_proposal(proposal, num_sampling)
+        proposal = self._propose(work[:num_drafting], num_sampling)
         sizes = proposal.sizes.tolist() + [0] * (len(work) - num_sampling)
         times.drafted = time.perf_counter()
         work = [Work(item.slot, item.start, item.count, size) for item, size in zip(work, sizes)]
@@ -190,11 +190,13 @@ class Engine:
         if self.drafter is not None and sequence.slot is not None:
             self.drafter.forget([sequence.slot])
 
-    def _propose(self, slots: list[int], budgets: list[int]) -> Proposal:
-        if self.drafter is None or not slots:
-            return Proposal.empty(0, self.target.device)
+    def _propose(self, work: list[Work], count: int) -> Proposal:
+        """Trees for the drafting sequences, and empty ones for the others of the `count` that sample."""
+        if self.drafter is None or not work:
+            return Proposal.empty(count, self.target.device)
+        slots, budgets = [item.slot for item in work], [item.num_nodes for item in work]
         context = DraftContext(slots, budgets, self.table, self.state, self.acceptance)
-        return self.drafter.propose(context).limited(context.budgets)
+        return pad_proposal(self.drafter.propose(context).limited(context.budgets), count)
 
     def _prompt_rows(self, sequences: list[Sequence], batch: Batch) -> tuple[list[PromptRows], list[int]]:
         """Rows whose raw logits a request wants: every prompt position but the last predicts a prompt token."""
@@ -210,7 +212,6 @@ class Engine:
 
     # 7 commit, 8 emit
 
-    @torch.inference_mode()
     def _commit(self, round: Round) -> list[Update]:
         """The only place where lengths change."""
         decisions = round.read()

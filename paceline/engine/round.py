@@ -92,8 +92,6 @@ def pad_proposal(proposal: Proposal, batch: int) -> Proposal:
     extra = batch - len(proposal.sizes)
     if extra == 0:
         return proposal
-    if len(proposal.sizes) == 0:
-        return Proposal.empty(batch, proposal.sizes.device)
 
     def rows(tensor: Tensor | None, value: int) -> Tensor | None:
         if tensor is None:

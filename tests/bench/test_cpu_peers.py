@@ -68,12 +68,28 @@ def record(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 def test_every_figure_is_there_with_the_record_of_the_machine(record: dict[str, Any]) -> None:
     assert list(record["figures"]) == list(cpu_peers.FIGURES)
-    assert {"command", "date", "versions", "machine", "revision", "threads", "repeat", "sizes", "settings"} <= set(
-        record
-    )
+    assert {"machine", "threads", "figures"} == set(record)
+    told = {"command", "date", "versions", "revision", "repeat", "sizes", "settings"}
+    assert all(told <= set(figure) for figure in record["figures"].values())
+    assert {"cpu", "cores"} <= set(record["machine"])
     assert str(BENCH) not in json.dumps(record), "no path of this machine is written down"
     for name, figure in record["figures"].items():
         assert figure["rows"] and figure["raw"] and figure["seconds"] > 0, name
+
+
+def test_figures_measured_before_stay_in_the_file(tmp_path: Path) -> None:
+    former = {"figures": {"start": {"rows": ["kept"]}}}
+    (tmp_path / "out.json").write_text(json.dumps(former))
+    assert cpu_peers.read_former(tmp_path / "out.json") == former["figures"]
+    (tmp_path / "other.json").write_text("[]")
+    assert cpu_peers.read_former(tmp_path / "other.json") == cpu_peers.read_former(tmp_path / "none.json") == {}
+
+
+def test_what_is_to_be_reached_is_said_of_figures_there_are(record: dict[str, Any]) -> None:
+    """Categories and counts differ in a small run; the rest must carry the very names."""
+    shown = {f"{row['figure']} / {row['against']}" for figure in record["figures"].values() for row in figure["rows"]}
+    fixed = {name for name in cpu_peers.REACH if not name.startswith(("8 rows", "16 rows", "small,", "large,"))}
+    assert fixed <= shown
 
 
 def test_every_row_is_whole_and_its_ratio_is_ours_over_the_other(record: dict[str, Any]) -> None:

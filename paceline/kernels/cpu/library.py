@@ -103,7 +103,10 @@ def library() -> ctypes.CDLL | None:
         return None
     loaded = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(loaded, name)
+        function = getattr(loaded, name, None)
+        if function is None:
+            log.warning("paceline's native kernels are of another version (install it again); the torch ones are used")
+            return None
         function.restype, function.argtypes = result, arguments
     loaded.paceline_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     return loaded

@@ -23,7 +23,7 @@ from paceline.kernels.ops import Describes, Head, Hidden, Inputs, LayerCache, Pa
 from paceline.kernels.quantise import quantise
 
 _ALIGNED = 64
-_SLAB = 16 * 2**20
+_SLAB = 8 * 2**20
 
 
 class NativeWeight:
@@ -131,45 +131,39 @@ class NativeOps:
         recording = self._recordings.get(model)
         if recording is None:
             recording = self._recordings[model] = Recording(model)
-        ids, layout = inputs.ids, inputs.layout
-        rows, width = len(ids), recording.width
-        final = torch.empty(rows, width)
-        hidden = Hidden(final, None)
-        heads: tuple[int | None, ...] = (None, None, 0, None, None)
+        layout, lines = inputs.layout, recording.pointers(caches)
+        named = (inputs.ids, layout.slots, layout.positions, layout.tree_base, layout.path, layout.first, layout.write)
+        held = [None if tensor is None else tensor.contiguous() for tensor in (*named, layout.page_table)]
+        hidden = Hidden(torch.empty(len(inputs.ids), recording.width), None)
+        batch = BatchStruct(len(inputs.ids), *(None if tensor is None else tensor.data_ptr() for tensor in held))
+        batch.path_width = 0 if layout.path is None else layout.path.shape[1]
+        batch.table_width, batch.block_size = layout.page_table.shape[1], layout.block_size
+        batch.keys, batch.values, batch.row_stride, batch.head_stride = lines.keys, lines.values, *lines.strides
+        batch.final_buffer, batch.final_out = recording.final, hidden.final.data_ptr()
+        if taps:
+            held.append(_ask_for_taps(batch, hidden, taps, recording))
         if head is not None:
-            count = len(head.rows)
-            chosen = head.rows.contiguous()
-            hidden.logits = torch.empty(count, head.weight.shape[0])
-            hidden.best = torch.empty(count, dtype=torch.int64)
-            outputs = (hidden.logits.data_ptr(), hidden.best.data_ptr())
-            heads = (head.weight.data.address, chosen.data_ptr(), count, *outputs)
-        widths = [recording.taps[tap] for tap in taps]
-        offsets = list(accumulate(widths, initial=0))
-        tapped = hidden.tapped = torch.empty(rows, offsets[-1]) if taps else None
-        held = [ids, layout.slots, layout.positions, layout.tree_base, layout.path, layout.first, layout.write]
-        held = [None if tensor is None else tensor.contiguous() for tensor in (*held, layout.page_table)]
-        keys, values = recording.pointers(caches)
-        wanted = torch.tensor([taps, offsets[:-1]], dtype=torch.int64)
-        batch = BatchStruct(
-            rows,
-            *(None if tensor is None else tensor.data_ptr() for tensor in held),
-            0 if layout.path is None else layout.path.shape[1],
-            layout.page_table.shape[1],
-            layout.block_size,
-            ctypes.addressof(keys),
-            ctypes.addressof(values),
-            *caches[0][0].stride()[:2],
-            recording.final,
-            final.data_ptr(),
-            wanted.data_ptr(),
-            wanted.data_ptr() + 8 * len(taps),
-            len(taps),
-            offsets[-1],
-            None if tapped is None else tapped.data_ptr(),
-            *heads,
-        )
-        self.library.paceline_run(recording.program, batch)
+            held.append(_ask_for_logits(batch, hidden, head))
+        self.library.paceline_run(recording.program, batch)  # what it points at is held until here
         return hidden
+
+
+def _ask_for_taps(batch: BatchStruct, hidden: Hidden, taps: tuple[int, ...], recording: Recording) -> Tensor:
+    offsets = list(accumulate((recording.taps[tap] for tap in taps), initial=0))
+    wanted = torch.tensor([taps, offsets[:-1]], dtype=torch.int64)
+    hidden.tapped = torch.empty(batch.rows, offsets[-1])
+    batch.taps, batch.tap_offsets = wanted.data_ptr(), wanted.data_ptr() + 8 * len(taps)
+    batch.num_taps, batch.tap_width, batch.tapped_out = len(taps), offsets[-1], hidden.tapped.data_ptr()
+    return wanted
+
+
+def _ask_for_logits(batch: BatchStruct, hidden: Hidden, head: Head) -> Tensor:
+    rows = head.rows.contiguous()
+    hidden.logits = torch.empty(len(rows), head.weight.shape[0])
+    hidden.best = torch.empty(len(rows), dtype=torch.int64)
+    batch.head, batch.head_rows, batch.num_head_rows = head.weight.data.address, rows.data_ptr(), len(rows)
+    batch.logits_out, batch.best_out = hidden.logits.data_ptr(), hidden.best.data_ptr()
+    return rows
 
 
 __all__ = ["NativeOps", "NativeWeight"]

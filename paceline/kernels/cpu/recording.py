@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,27 +127,34 @@ class Recording:
         offsets = [sum(buffers[:i]) for i in range(len(buffers))]
         self._buffers = (Buffer * len(buffers))(*(Buffer(o, w) for o, w in zip(offsets, buffers)))
         self.program = Program(self._ops, len(self._ops), self._buffers, len(buffers), sum(buffers))
-        self._pointers: tuple[Any, Any, Any] | None = None
+        self._pointers: Pointers | None = None
 
     @staticmethod
     def _struct(op: dict[str, Any], places: dict[int, int]) -> Op:
         named = {key: places.get(op[key], NOTHING) for key in ("a", "b", "out")}
         return Op(**{**op, **named})
 
-    def pointers(self, caches: Sequence[LayerCache]) -> tuple[Any, Any]:
+    def pointers(self, caches: Sequence[LayerCache]) -> Pointers:
         """Addresses of the cache layers, made again only when they are others."""
-        import ctypes
+        found = self._pointers
+        if found is None or found.caches is not caches:
+            found = self._pointers = Pointers(caches)
+        return found
 
-        if self._pointers is None or self._pointers[0] is not caches:
-            strides = caches[0][0].stride()
-            for tensor in (tensor for layer in caches for tensor in layer):
-                if tensor.dtype != torch.float32 or tensor.stride() != strides or strides[2] != 1:
-                    raise ValueError("the native kernels need a float32 cache, all layers laid out alike")
-            kind = ctypes.c_void_p * len(caches)
-            keys_array = kind(*(keys.data_ptr() for keys, _ in caches))
-            values_array = kind(*(values.data_ptr() for _, values in caches))
-            self._pointers = (caches, keys_array, values_array)
-        return self._pointers[1], self._pointers[2]
+
+class Pointers:
+    """Where some cache layers lie, as the library wants to be told."""
+
+    def __init__(self, caches: Sequence[LayerCache]) -> None:
+        self.caches = caches
+        strides = caches[0][0].stride()
+        for tensor in (tensor for layer in caches for tensor in layer):
+            if tensor.dtype != torch.float32 or tensor.stride() != strides or strides[2] != 1:
+                raise ValueError("the native kernels need a float32 cache, all layers laid out alike")
+        kind = ctypes.c_void_p * len(caches)
+        self._arrays = [kind(*(layer[part].data_ptr() for layer in caches)) for part in (0, 1)]
+        self.keys, self.values = (ctypes.addressof(array) for array in self._arrays)
+        self.strides = strides[:2]  # from row to row, from head to head
 
 
 def _assign(recorder: Recorder, final: Value) -> tuple[dict[int, int], list[int]]:
