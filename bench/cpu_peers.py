@@ -322,9 +322,9 @@ def read_questions(paths: list[Path], wanted: str) -> dict[str, list[str]]:
 
 
 def built_in() -> dict[str, list[str]]:
-    from paceline.bench.prompts import BUILT_IN
+    from paceline.bench.prompts import built_in as own_prompts
 
-    return {"built-in": [question.text for question in BUILT_IN]}
+    return {"built-in": [question.text for question in own_prompts("te")]}
 
 
 def speculative_small(bench: Bench) -> dict[str, Any]:
@@ -629,10 +629,10 @@ def about(bench: Bench, given: list[str] | None) -> dict[str, Any]:
 
 
 def save(bench: Bench, figures: dict[str, Any]) -> None:
-    from paceline.bench import machine, report
+    from paceline.bench import machine, results
 
     data = {"machine": machine.machine(), "threads": bench.options.threads, "figures": figures}
-    report.write_json(bench.options.output, data)
+    results.write(bench.options.output, data)
 
 
 if __name__ == "__main__":

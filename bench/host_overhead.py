@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline import NGram, SamplingParams
-from paceline.bench import machine, report
+from paceline.bench import machine, results
 from paceline.cache.kv import KVCache
 from paceline.cache.pages import PagePool
 from paceline.cache.slots import Slots
@@ -203,7 +203,7 @@ def main() -> None:
     said = growth(rows)
     print("\n".join(said))
     data = {**machine.record(), "steps": arguments.steps, "rows": [vars(row) for row in rows], "growth": said}
-    report.write_json(arguments.output, data)
+    results.write(arguments.output, data)
     if arguments.profile:
         for kind, temperature in (("plain", 0.0), ("ngram", 0.0), ("fixed", 0.0), ("fixed", 0.8)):
             print(f"\n{kind}, {arguments.profile} sequences, temperature {temperature:g}")

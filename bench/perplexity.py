@@ -108,14 +108,14 @@ def main(given: list[str] | None = None) -> None:
     result = measure(options)
     judge(result)
     show(result)
-    from paceline.bench import machine, report
+    from paceline.bench import machine, results
 
     told = machine.record()
     versions = told["versions"] | result.pop("peer_versions")
     words = sys.argv[1:] if given is None else given
     command = " ".join(["python", "bench/perplexity.py", *(Path(w).name if "/" in w else w for w in words)])
     model = Path(options.model).name
-    report.write_json(options.output, {"command": command, **told, "versions": versions, "model": model, **result})
+    results.write(options.output, {"command": command, **told, "versions": versions, "model": model, **result})
     if result["sides"][EXACT]["perplexity"] is None:
         sys.exit(f"{EXACT}: {result['sides'][EXACT]['note']}")
 

@@ -1,12 +1,9 @@
-"""Figures and samples in README and docs come from files: this script writes them there, and nobody types them.
-
-    python docs/figures.py            rewrite every block
-    python docs/figures.py --check    change nothing; name the pages that are out of date
+"""Figures in README and docs come from files: nobody types them.
 
 A block stands between `<!-- figures: NAME -->` and `<!-- /figures -->` and shows bench/results/NAME.json.
-A Python block under `<!-- example: NAME.py -->` shows examples/NAME.py.
-Knows the layouts of `paceline compare`, bench/gpu_smoke.py and bench/host_overhead.py. Measures nothing, and rounds
-only for reading.
+`python docs/pages.py` rewrites them all, next to the other blocks that come from files; this script does the same.
+Knows the layouts of `paceline compare`, `paceline sweep`, bench/gpu_smoke.py and bench/host_overhead.py. Measures
+nothing, and rounds only for reading.
 """
 
 from __future__ import annotations
@@ -19,19 +16,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-EXAMPLES = ROOT / "examples"
 BLOCK = re.compile(r"(<!-- figures: ([\w.-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
-SAMPLE = re.compile(r"(<!-- example: ([\w.-]+) -->\n+```python\n).*?(```)", re.DOTALL)
 MISSING = "*not measured yet*"
 
 
-def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
 def rewrite(text: str, results: Path = RESULTS) -> str:
-    """The page with every block as its file has it now."""
-    text = SAMPLE.sub(lambda match: match[1] + (EXAMPLES / match[2]).read_text(encoding="utf-8") + match[3], text)
+    """The page with every block of figures as its file has it now."""
     return BLOCK.sub(lambda match: f"{match[1]}\n{render(match[2], results)}\n\n{match[3]}", text)
 
 
@@ -41,6 +31,8 @@ def render(name: str, results: Path = RESULTS) -> str:
     if not path.is_file():
         return MISSING
     data = json.loads(path.read_text(encoding="utf-8"))
+    if data.get("kind") == "sweep":
+        return render_sweep(data)
     if "variants" in data:
         return render_compare(data)
     if "runs" in data:
@@ -51,22 +43,52 @@ def render(name: str, results: Path = RESULTS) -> str:
 
 
 def render_compare(data: dict[str, Any]) -> str:
-    """What `paceline compare` wrote."""
-    prompts, options = len(data["prompts"]), data["options"]
+    """What `paceline compare` wrote, today or before it had intervals."""
+    prompts = len(data["prompts"])
     rows = [
         [
             _without_folders(variant["name"]),
             f"{variant['tokens_per_second']:.1f}",
-            f"{variant['speed_up']:.2f}×",
+            _speed_up(variant),
             f"{variant['tokens_per_forward']:.2f}",
-            "–" if variant["acceptance"] is None else f"{variant['acceptance']:.0%}",
-            f"{variant['identical']} of {prompts}",
+            _share(variant["acceptance"]),
+            f"{variant['identical']} of {variant.get('answered', prompts)}",
         ]
         for variant in data["variants"]
     ]
     heads = ["variant", "tokens/s", "speed-up", "tokens per forward", "drafts accepted", "same text as plain"]
-    parts = [table(heads, rows), _describe(data, prompts, options), *_differences(data)]
+    parts = [table(heads, rows), _describe(data, prompts, data["options"]), *_differences(data)]
     return "\n\n".join(parts)
+
+
+def render_sweep(data: dict[str, Any]) -> str:
+    """What `paceline sweep` wrote."""
+    rows = [
+        [
+            "plain" if variant["draft_length"] is None else str(variant["draft_length"]),
+            f"{variant['tokens_per_second']:.1f}",
+            _speed_up(variant),
+            f"{variant['forward_speed_up']:.2f}×",
+            _share(variant["acceptance"]),
+            _share(variant["repeated_4grams"]),
+            f"{variant['identical']} of {variant['answered']}",
+        ]
+        for variant in data["variants"]
+    ]
+    heads = ["draft length", "tokens/s", "speed-up in time", "speed-up in forwards", "drafts accepted"]
+    heads += ["repeated 4-grams", "same text as plain"]
+    said = [data["best"]["verdict"]] if "best" in data else []
+    described = _describe(data, len(data["prompts"]), data["options"])
+    return "\n\n".join([table(heads, rows), *said, described, *_differences(data)])
+
+
+def _speed_up(variant: dict[str, Any]) -> str:
+    bounds = variant.get("speed_up_interval")
+    return f"{variant['speed_up']:.2f}×" + (f" ({bounds[0]:.2f}–{bounds[1]:.2f})" if bounds else "")
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
 
 
 def _without_folders(name: str) -> str:
@@ -79,10 +101,13 @@ def _describe(data: dict[str, Any], prompts: int, options: dict[str, Any]) -> st
     passes = max(len(variant["seconds"]) for variant in data["variants"])
     often = "measured once" if passes == 1 else f"median of {passes} rounds"
     cut = "; interrupted, so only complete passes count" if data.get("interrupted") else ""
+    sure = ""
+    if any(variant.get("speed_up_interval") for variant in data["variants"]):
+        sure = f" In brackets: 95% intervals, {data['interval']['resamples']} resamples of prompts and rounds."
     return (
         f"{_without_folders(options['model'])}, {prompts} prompts, at most {options['max_tokens']} tokens each, "
         f"{options['batch_size']} at a time, temperature {options['temperature']:g}, {often}{cut}. "
-        f"{_where(data)}."
+        f"{_where(data)}.{sure}"
     )
 
 
@@ -156,23 +181,7 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join([line(heads), line(marks), *(line(row) for row in rows)])
 
 
-def main(words: list[str]) -> int:
-    check = words == ["--check"]
-    if words and not check:
-        print(__doc__)
-        return 2
-    stale = []
-    for page in pages():
-        old = page.read_text(encoding="utf-8")
-        new = rewrite(old)
-        if new != old:
-            stale.append(page.relative_to(ROOT).as_posix())
-            if not check:
-                page.write_text(new, encoding="utf-8")
-    for name in stale:
-        print(f"{name} {'is out of date' if check else 'was rewritten'}")
-    return int(check and bool(stale))
-
-
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    import pages
+
+    raise SystemExit(pages.main(sys.argv[1:]))

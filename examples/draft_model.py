@@ -12,6 +12,7 @@ messages = [{"role": "user", "content": "Write a Python function that adds two n
 [answer] = llm.chat(messages, SamplingParams(temperature=0, max_tokens=48))
 
 stats = answer.outputs[0].stats
+shares = [round(share, 2) for share in stats.acceptance_by_position]
 print(answer.outputs[0].text)
-print(f"accepted by position: {[round(share, 2) for share in stats.acceptance_by_position]}")
+print(f"accepted by position: {shares}")
 print(f"seconds drafting {stats.draft_seconds:.2f}, checking {stats.verify_seconds:.2f}")

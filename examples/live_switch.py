@@ -5,12 +5,15 @@ from paceline import LLM, NGram, SamplingParams, Suffix
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
 
 llm = LLM(MODEL)  # no drafter: plain decoding
-messages = [{"role": "user", "content": "Repeat after me: one two three four, one two three four, one two three four."}]
-turns = {2: Suffix(), 4: NGram(min_match=1, max_match=3), 6: None}  # after so many chunks, this drafter
+question = "Repeat after me: one two three four, one two three four, one two three four."
+messages = [{"role": "user", "content": question}]
+params = SamplingParams(temperature=0, max_tokens=64)
+turns = {2: Suffix(), 4: NGram(min_match=1, max_match=3), 6: None}  # after so many chunks
 
-for count, chunk in enumerate(llm.stream(messages, SamplingParams(temperature=0, max_tokens=64)), start=1):
+for count, chunk in enumerate(llm.stream(messages, params), start=1):
     print(chunk.text, end="", flush=True)
     if count in turns:
         llm.set_drafter(turns[count])  # the request goes on
     if chunk.output is not None:
-        print(f"\n\n{len(chunk.output.token_ids)} tokens in {chunk.output.stats.rounds} forwards")
+        stats = chunk.output.stats
+        print(f"\n\n{stats.tokens} tokens in {stats.rounds} forwards")

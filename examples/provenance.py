@@ -5,10 +5,12 @@ from paceline import LLM, FirstOf, NGram, SamplingParams, Suffix
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
 
 llm = LLM(MODEL, drafter=FirstOf(Suffix(), NGram(min_match=1, max_match=3)))
-messages = [{"role": "user", "content": "Repeat after me: one two three, one two three, one two three."}]
+question = "Repeat after me: one two three, one two three, one two three."
+messages = [{"role": "user", "content": question}]
 [answer] = llm.chat(messages, SamplingParams(temperature=0, max_tokens=32))
 
 output = answer.outputs[0]
 for token, origin in zip(output.token_ids, output.provenance):
     text = llm.tokenizer.decode([token])
-    print(f"{text!r:>12}  round {origin.round:2}  depth {origin.depth}  {origin.kind:9}  {origin.drafter or 'target'}")
+    place = f"round {origin.round:2}  depth {origin.depth}"
+    print(f"{text!r:>12}  {place}  {origin.kind:9}  {origin.drafter or 'target'}")

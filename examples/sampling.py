@@ -18,5 +18,5 @@ params = SamplingParams(
 [answer] = llm.generate("A bicycle race begins when", params)
 
 for sample in answer.outputs:
-    print(f"sample {sample.index} (seed {sample.seed}, ended by {sample.finish_reason}):{sample.text}")
-    print(f"  log-probability of the text: {sample.cumulative_logprob:.2f}")
+    print(f"sample {sample.index}, ended by {sample.finish_reason}: {sample.text}")
+    print(f"  seed {sample.seed}, log-probability {sample.cumulative_logprob:.2f}")

@@ -5,9 +5,11 @@ from paceline import LLM, NGram, SamplingParams
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
 
 llm = LLM(MODEL, drafter=NGram(num_draft_tokens=5, min_match=1, max_match=3))
-messages = [{"role": "user", "content": "Copy this list and add one fruit: apple, pear, plum, cherry, peach."}]
+question = "Copy this list and add one fruit: apple, pear, plum, cherry, peach."
+messages = [{"role": "user", "content": question}]
 
 for chunk in llm.stream(messages, SamplingParams(temperature=0, max_tokens=64)):
     print(chunk.text, end="", flush=True)
     if chunk.output is not None:  # the last chunk carries the whole answer
-        print(f"\n\nended by {chunk.output.finish_reason} after {chunk.output.stats.rounds} forwards")
+        output = chunk.output
+        print(f"\n\nended by {output.finish_reason} after {output.stats.rounds} forwards")

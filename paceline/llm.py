@@ -6,7 +6,7 @@ import itertools
 import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -15,76 +15,48 @@ from paceline import compat
 from paceline.cache.kv import KVCache
 from paceline.cache.pages import PagePool
 from paceline.cache.slots import Slots
-from paceline.drafters import make
 from paceline.drafters.base import Target
 from paceline.engine import sequence as sequences
 from paceline.engine.detokenizer import Detokenizer
 from paceline.engine.engine import Engine, Update
 from paceline.engine.memory import count_pages
+from paceline.engine.options import EngineOptions
 from paceline.engine.scheduler import Scheduler
 from paceline.errors import OptionError
 from paceline.models import loader
 from paceline.models.catalog import DEFAULT_MODEL
 from paceline.outputs import Chunk, RequestOutput, completion
-from paceline.params import SamplingParams
+from paceline.params import SamplingParams, stop_at_special
 from paceline.prompts import Prompt, check_params, find_words, read_prompts
 from paceline.templates import Message, PromptTemplate
 
+__all__ = ["LLM", "EngineOptions"]
 
-@dataclass(frozen=True)
-class EngineOptions:
-    """Everything about an engine but its model and drafter.
 
-    gpu_memory_utilization: the share of the accelerator's memory to use. On a CPU: of the memory that is free, and at
-    most 4 GiB of cache unless it is given. max_model_len: by default the model's own. num_pages overrides both.
-    kernels: auto, native (CPU), torch or reference. quantization: int8 or int4 packs float weights at load (native).
-    acceptance: exact (default), rejection, block, or typical, which is lossy.
-    """
+class _Unsaid(str):
+    """A default that can be told from the same word said by a user."""
 
-    dtype: str = "auto"
-    device: str = "auto"
-    block_size: int = 16
-    gpu_memory_utilization: float | None = None
-    max_num_seqs: int = 64
-    max_model_len: int | None = None
-    max_batched_tokens: int | None = None
-    num_pages: int | None = None
-    prefix_caching: bool = True
-    acceptance: str = "exact"
-    kernels: str = "auto"
-    quantization: str | None = None
-    prompt_template: str | None = None
-    tensor_parallel_size: int = 1
-    seed: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.tensor_parallel_size != 1:
-            raise OptionError(
-                f"tensor_parallel_size={self.tensor_parallel_size!r} is not supported yet; allowed: 1 (one device)"
-            )
-        for name in ("block_size", "max_num_seqs", "max_model_len", "max_batched_tokens", "num_pages"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise OptionError(f"{name}={value!r} is not allowed; allowed: a whole number of 1 or more")
-        if self.seed is not None and (not isinstance(self.seed, int) or isinstance(self.seed, bool)):
-            raise OptionError(f"seed={self.seed!r} is not allowed; allowed: a whole number")
-        share = self.gpu_memory_utilization
-        if share is not None and not (isinstance(share, int | float) and 0 < share <= 1):
-            raise OptionError(f"gpu_memory_utilization={share!r} is not allowed; allowed: above 0 up to 1")
+UNSAID = _Unsaid(DEFAULT_MODEL)
 
 
 class LLM:
     """A model, and the drafter that rides ahead of it.
 
     model: an alias, a folder, a hub id, a .gguf file, or a transformers model object (then give its tokenizer too).
-    drafter: None, "ngram", "suffix", a draft model's name or path, or NGram(…), Suffix(…), DraftModel(…), FirstOf(…).
-    Further options: see EngineOptions. vLLM's spellings are understood.
+    drafter: None, "ngram", "suffix", a draft model's name, path or object, or NGram(…), Suffix(…), DraftModel(…),
+    FirstOf(…). num_draft_tokens: the draft length of a drafter without its own.
+    Further options: see EngineOptions. The spellings of vLLM, LMFlow, Colossal-Inference and PaddleNLP are understood.
     """
 
-    def __init__(self, model: Any = DEFAULT_MODEL, drafter: Any = None, tokenizer: Any = None, **options: Any) -> None:
-        known = [item.name for item in fields(EngineOptions)]
-        translated = compat.translate({"drafter": drafter, **options}, ["drafter", *known])
-        config = make(translated.pop("drafter", None))
+    def __init__(self, model: Any = UNSAID, drafter: Any = None, tokenizer: Any = None, **options: Any) -> None:
+        known = ["model", "drafter", "num_draft_tokens", *(item.name for item in fields(EngineOptions))]
+        self._notices = compat.Notices()
+        given = {"drafter": drafter, **({} if model is UNSAID else {"model": model}), **options}
+        translated = compat.translate(given, known, self._notices)
+        model = translated.pop("model", model)
+        self._num_draft_tokens: int | None = translated.pop("num_draft_tokens", None)
+        config = compat.make(translated.pop("drafter", None), self._num_draft_tokens)
         self.options = EngineOptions(**translated)
         device = loader.find_device(self.options.device)
         found = loader.find(model, tokenizer)
@@ -141,7 +113,7 @@ class LLM:
 
     def set_drafter(self, drafter: Any) -> None:
         """Turn speculation on, off (None) or over to another drafter; running requests go on."""
-        config = make(drafter)
+        config = compat.make(drafter, self._num_draft_tokens)
         self.engine.set_drafter(None if config is None else config.create())
 
     def generate(
@@ -149,21 +121,27 @@ class LLM:
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = False,
+        **spellings: Any,
     ) -> list[RequestOutput]:
-        """Complete one prompt or many. A prompt is a string, a list of token ids, or a dictionary with either."""
+        """Complete one prompt or many. A prompt is a string, a list of token ids, or a dictionary with either.
+
+        Instead of sampling_params their fields may be given, also as other systems call them (max_new_tokens,
+        do_sample, generation_config, …); the same holds for chat and stream.
+        """
         read = read_prompts(prompts, self.tokenizer, self.template if self.options.prompt_template else None)
-        return self._run(read, self._params(sampling_params, len(read)), progress)
+        return self._run(read, self._params(sampling_params, spellings, read), progress)
 
     def chat(
         self,
         messages: list[Message] | list[list[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = False,
+        **spellings: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, put into the model's chat template."""
         conversations: Any = messages if messages and isinstance(messages[0], list) else [messages]
         read = [self.read_chat(conversation) for conversation in conversations]
-        return self._run(read, self._params(sampling_params, len(read)), progress)
+        return self._run(read, self._params(sampling_params, spellings, read), progress)
 
     def read_chat(self, messages: list[Message]) -> Prompt:
         """A conversation as a prompt."""
@@ -171,7 +149,7 @@ class LLM:
         ids = self.tokenizer.encode(text, add_special_tokens=not self.template.own)
         return Prompt(text, list(ids))
 
-    def stream(self, prompt: Any, sampling_params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream(self, prompt: Any, sampling_params: SamplingParams | None = None, **spellings: Any) -> Iterator[Chunk]:
         """Complete one prompt (or a conversation: a list of messages) and yield its text as it comes."""
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict) and "role" in prompt[0]:
             read = self.read_chat(prompt)
@@ -180,7 +158,7 @@ class LLM:
             if len(listed) != 1:
                 raise OptionError(f"stream takes one prompt, but {len(listed)} were given")
             read = listed[0]
-        request_id = self.add(read, self._params(sampling_params, 1)[0])
+        request_id = self.add(read, self._params(sampling_params, spellings, [read])[0])
         updates = self._streams[request_id] = deque()
         left = len(self._live[request_id])
         try:
@@ -227,6 +205,10 @@ class LLM:
     def _prepare(self, prompt: Prompt, params: SamplingParams) -> list[sequences.Sequence]:
         """A request's samples, checked and ready; nothing is queued yet."""
         check_params(params, prompt, self.config.vocab_size, self.max_model_len)
+        longest = self.options.max_prompt_len
+        if longest is not None and len(prompt.ids) > longest:
+            raise OptionError(f"the prompt has {len(prompt.ids)} tokens; max_prompt_len={longest} allows no more")
+        params = stop_at_special(params, self.tokenizer)
         request_id = str(next(self._ids))
         words = find_words(params, self.tokenizer, self._end_ids)
         base = params.seed if params.seed is not None else self.options.seed
@@ -265,9 +247,17 @@ class LLM:
         for sample in self._live.pop(request_id, []):
             self.engine.abort(sample)
 
-    def _params(self, given: Any, count: int) -> list[SamplingParams]:
+    def _params(self, given: Any, spellings: dict[str, Any], prompts: list[Prompt]) -> list[SamplingParams]:
+        """Sampling parameters for each prompt."""
+        default, count = self.options.default_max_tokens, len(prompts)
+        if given is not None and spellings:
+            raise OptionError(f"sampling_params and {', '.join(spellings)} were both given; put everything into one")
         if given is None:
-            given = SamplingParams()
+            own = {} if default is None else {"max_tokens": default}
+            read = [compat.read_request(spellings, len(prompt.ids), self._notices) for prompt in prompts]
+            given = [SamplingParams(**{**own, **options}) for options in read]
+        if not isinstance(given, SamplingParams | Sequence):
+            raise OptionError(f"sampling_params must be SamplingParams, not {type(given).__name__}")
         listed = [given] * count if isinstance(given, SamplingParams) else list(given)
         if len(listed) != count:
             raise OptionError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from paceline.errors import OptionError
@@ -119,6 +119,15 @@ def params_from(options: Mapping[str, Any]) -> SamplingParams:
             hint = f"; did you mean {near[0]}?" if near else f"; allowed: {', '.join(known)}"
             raise OptionError(f"sampling parameter {name!r} is not known{hint}")
     return SamplingParams(**options)
+
+
+def stop_at_special(params: SamplingParams, tokenizer: Any) -> SamplingParams:
+    """A stop text that is one of the tokenizer's special tokens is that token: such tokens leave no text to stop at."""
+    if not params.stop_strings or not params.skip_special_tokens:
+        return params
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    ids = [token for token, entry in added.items() if entry.special and entry.content in params.stop_strings]
+    return replace(params, stop_token_ids=[*(params.stop_token_ids or ()), *ids]) if ids else params
 
 
 def _is_int(value: Any) -> bool:

@@ -1,39 +1,42 @@
-"""README and docs: samples are tested files, figures are measured ones, tables name every option, links lead somewhere.
+"""README and docs: samples are tested files, tables name every option, links lead somewhere, flags exist.
 
-Pages are read as text. Knows the marker comments; must not know what a page says beyond them.
+Pages are read as text. Blocks that scripts write are in test_pages.py, the built site in test_site.py, the sample files
+in test_examples.py. Knows the marker comments; must not know what a page says beyond them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import inspect
-import json
 import re
-import runpy
-import sys
+import shlex
 import tomllib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import typer
 
-from paceline import DraftModel, FirstOf, NGram, SamplingParams, Suffix
-from paceline.bench import compare, machine, report
+from paceline import DraftModel, FirstOf, NGram, SamplingParams, Suffix, compat
 from paceline.cli import app
+from paceline.drafters import vocabulary
+from paceline.engine import memory
+from paceline.engine.sequence import Logprob, Provenance
+from paceline.engine.stats import SequenceStats
+from paceline.errors import PacelineError
 from paceline.kernels import KERNELS
+from paceline.kernels.cpu import native
 from paceline.llm import EngineOptions
-from paceline.models import catalog, config, gguf
-from paceline.prompts import Prompt
+from paceline.models import catalog, config, gguf, loader
+from paceline.outputs import Chunk, CompletionOutput, RequestOutput
 from paceline.sampling.verify import ACCEPTANCE
-from tests.cli.checkpoints import write_checkpoint
+from paceline.templates import PromptTemplate
 from tests.fakes import tiny_llm
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.suffix in (".py", ".sh"))
 DRAFTERS = ("ngram", "suffix", "draft-model", "first-of")
 HEADINGS = [
     "What it is",
@@ -44,7 +47,7 @@ HEADINGS = [
     "How it is tested",
     "Where it comes from",
 ]
-SAMPLE = re.compile(r"<!-- example: (\S+) -->\n+```python\n(.*?)```", re.DOTALL)
+SAMPLE = re.compile(r"<!-- example: (\S+) -->\n+```(\w+)\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HOSTS = ("arxiv.org", "github.com", "huggingface.co", "www.apache.org")  # where a page may send its readers
 
@@ -57,15 +60,9 @@ def read(path: str) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
 
-def load_figures() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("figures", ROOT / "docs" / "figures.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-figures = load_figures()
+def without_transcripts(text: str) -> str:
+    """A page without what terminals showed; that may hold fences of its own, so its block has longer ones."""
+    return re.sub(r"<!-- transcript: \S+ -->\n\n(`{3,})text\n.*?\n\1\n", "", text, flags=re.DOTALL)
 
 
 def section(text: str, heading: str) -> str:
@@ -87,29 +84,29 @@ def first_column(text: str) -> list[str]:
 def test_an_embedded_sample_is_its_file(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     found = SAMPLE.findall(text)
-    for name, code in found:
+    for name, language, code in found:
         assert code == read(f"examples/{name}"), f"{name} in {name_of(page)} is not examples/{name}"
-    assert text.count("```python") == len(found), "Python on a page is an example with a marker, so that it is tested"
+        assert language == {".py": "python", ".sh": "bash"}[Path(name).suffix]
+    code = re.findall(r"^`{3,}(?:python|bash|sh|shell|console)$", without_transcripts(text), flags=re.MULTILINE)
+    assert len(code) == len(found), "code on a page is an example with a marker, so that it is tested"
 
 
-def test_every_example_is_shown_on_some_page() -> None:
-    shown = {name for page in PAGES for name, _ in SAMPLE.findall(page.read_text(encoding="utf-8"))}
-    assert shown == {path.name for path in EXAMPLES}
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "reference.md"], ids=name_of)
+def test_output_on_a_page_comes_from_a_file(page: Path) -> None:
+    """A block of text is a transcript with a marker; nobody types what a command answers."""
+    text = page.read_text(encoding="utf-8")
+    typed = without_transcripts(text)
+    assert "<!-- transcript:" not in typed, "a marker stands above a block of text"
+    assert not re.search(r"^`{3,}text$|^\$ ", typed, flags=re.MULTILINE)
 
 
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("examples") / "tiny")
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_every_example_runs(
-    example: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With a tiny random model in place of the default; draft_model.py takes two."""
-    monkeypatch.setattr(sys, "argv", [str(example), str(checkpoint), str(checkpoint)])
-    runpy.run_path(str(example), run_name="__main__")
-    assert capsys.readouterr().out.strip()
+def test_every_example_is_shown_on_some_page_and_listed_on_one() -> None:
+    names = {path.relative_to(ROOT / "examples").as_posix() for path in EXAMPLES}
+    assert {name for page in PAGES for name, _, _ in SAMPLE.findall(page.read_text(encoding="utf-8"))} == names
+    listed = re.findall(r"^\| \[([^\]]+)\]\(([^)]+)\) \|", read("docs/examples.md"), flags=re.MULTILINE)
+    assert {name for name, _ in listed} == names
+    for name, link in listed:  # the link leads to the page that shows the file
+        assert f"<!-- example: {name} -->" in read(f"docs/{link.partition('#')[0]}"), name
 
 
 # Links and words
@@ -143,9 +140,13 @@ def test_the_index_links_every_page() -> None:
     assert {page for page in PAGES if page != index and page.name != "README.md"} <= linked
 
 
-@pytest.mark.parametrize("page", [*PAGES, *EXAMPLES, ROOT / "docs" / "figures.py"], ids=name_of)
+TOLD = "What it says, and what to do"
+OTHERS = [*EXAMPLES, *DOCS.glob("*.py"), *DOCS.rglob("*.svg"), *DOCS.rglob("*.css"), *DOCS.glob("transcripts/*")]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(OTHERS), ROOT / "mkdocs.yml"], ids=name_of)
 def test_no_page_names_a_place_on_one_machine(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8").replace("#!/usr/bin/env bash", "").replace("http://www.w3.org/2000/svg", "")
     paths = re.findall(r"(?<![\w.:/~…)-])/[a-z][\w.-]*/[\w./-]*", text)
     assert paths == [], "an absolute path says nothing on another machine"
     assert re.findall(r"\bshared/|\bworkplace\b|\blocalhost\b|\b\d+\.\d+\.\d+\.\d+\b", text) == []
@@ -190,6 +191,16 @@ def test_parameters_and_engine_options_are_all_in_their_tables(page: str, headin
     assert [(name, default.strip()) for name, default in rows] == wanted
 
 
+@pytest.mark.parametrize(
+    "kind", [RequestOutput, CompletionOutput, Chunk, SequenceStats, Provenance, Logprob], ids=lambda kind: kind.__name__
+)
+def test_what_comes_back_is_told_field_by_field(kind: Any) -> None:
+    """Properties too."""
+    wanted = [item.name for item in dataclasses.fields(kind)]
+    wanted += [name for name, member in vars(kind).items() if isinstance(member, property)]
+    assert first_column(section(read("docs/engine.md"), kind.__name__)) == wanted
+
+
 def test_every_drafter_page_has_the_same_headings() -> None:
     for name in DRAFTERS:
         found = re.findall(r"^## (.+)$", read(f"docs/drafters/{name}.md"), flags=re.MULTILINE)
@@ -221,60 +232,103 @@ def test_every_dependency_is_explained() -> None:
     assert set(first_column(read("docs/dependencies.md"))) == names
 
 
+def test_the_design_page_names_every_module_of_the_house() -> None:
+    block = section(read("docs/design.md"), "5. The house").split("```")[1]
+    package = ROOT / "paceline"
+    names = {path.stem for path in package.rglob("*.py") if path.stem != "__init__" and "layers" not in path.parts}
+    assert names - set(re.findall(r"\w+", block)) == set(), "name the new module in its folder's row"
+
+
+# The command line
+
+
+def commands(group: Any, path: str = "paceline") -> dict[str, Any]:
+    """Every command by what is typed for it."""
+    found = {}
+    for name, command in group.commands.items():
+        found[f"{path} {name}"] = command
+        if hasattr(command, "commands"):
+            found |= commands(command, f"{path} {name}")
+    return found
+
+
+COMMANDS = commands(typer.main.get_command(app))
+
+
+def flags_of(command: Any) -> list[str]:
+    return [flag for item in command.params for flag in [*item.opts, *item.secondary_opts] if flag.startswith("--")]
+
+
 def test_every_option_of_every_command_is_told() -> None:
+    text = read("docs/reference.md")
+    for path, command in COMMANDS.items():
+        under = re.split(r"^### ", text.split(f"\n### {path}\n")[1], flags=re.MULTILINE)[0]
+        rows = re.findall(r"^\| (`--[^|]*) \|", under, flags=re.MULTILINE)
+        assert sorted(re.findall(r"--[\w-]+", " ".join(rows))) == sorted(flags_of(command)), path
+
+
+def test_every_command_has_its_place_on_the_page_of_the_command_line() -> None:
     text = read("docs/command-line.md")
-    group: Any = typer.main.get_command(app)
-    for name in ("generate", "compare"):
-        options = [
-            option
-            for parameter in group.commands[name].params
-            for option in [*parameter.opts, *parameter.secondary_opts]
-            if option.startswith("--")
-        ]
-        rows = re.findall(r"^\| (`--[^|]*) \|", section(text, f"paceline {name}"), flags=re.MULTILINE)
-        assert re.findall(r"--[\w-]+", " ".join(rows)) == options
-    assert set(group.commands) == {"generate", "compare", "models"}, "describe the new command"
-    for name in group.commands["models"].commands:
-        assert f"paceline models {name}" in text
-
-
-# Figures
+    for path in COMMANDS:
+        assert f"## {path}\n" in text or f"`{path} NAME`" in text, f"describe {path}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_figures_are_what_the_script_writes(page: Path) -> None:
+def test_every_flag_on_a_page_exists(page: Path) -> None:
+    """Ours, another system's, or one of the tools that a page tells the reader to run."""
+    known = {flag for command in COMMANDS.values() for flag in flags_of(command)} | {"--help", "--version"}
+    known |= {"--" + row.name.replace("_", "-") for row in compat.SPELLINGS}
+    known |= {"--force-reinstall", "--no-deps", "--check", "--strict"}  # pip's, our scripts', mkdocs'
+    text = re.sub(r"(?s)<!-- transcript: mistake -->.*?\n```\n", "", page.read_text(encoding="utf-8"))
+    text = re.sub(r"`--interactive 0 --user_input[^`]*`\*\*\nis not understood", "", text.replace("** is", "**\nis"))
+    found = re.findall(r"(?<![\w-])--[a-z][\w-]*", re.sub(r"<!--.*?-->|\| -{3,} .*", "", text))
+    assert [flag for flag in found if flag.replace("_", "-") not in known] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_on_a_page_can_be_typed(page: Path) -> None:
+    """Lines in code blocks that begin with paceline are read as the command line reads them; nothing runs."""
     text = page.read_text(encoding="utf-8")
-    assert text.count("<!-- figures:") == len(figures.BLOCK.findall(text)) == text.count("<!-- /figures -->")
-    assert figures.rewrite(text) == text, "run: python docs/figures.py"
+    blocks = re.split(r"^(`{3,}\w*)$", without_transcripts(text), flags=re.MULTILINE)[1:]
+    opened = [body for fence, body in zip(blocks[0::4], blocks[1::4]) if fence == "```"]
+    for line in (line for body in opened for line in body.splitlines() if line.startswith("paceline ")):
+        path = max((path for path in COMMANDS if f"{line} ".startswith(f"{path} ")), key=len)
+        COMMANDS[path].make_context(path, shlex.split(line)[len(path.split()) :])
 
 
-def test_a_block_without_its_file_says_so_and_rewriting_twice_changes_nothing(tmp_path: Path) -> None:
-    page = "before\n<!-- figures: nothing -->\nold\n<!-- /figures -->\nafter\n"
-    once = figures.rewrite(page, tmp_path)
-    assert once == "before\n<!-- figures: nothing -->\n\n*not measured yet*\n\n<!-- /figures -->\nafter\n"
-    assert figures.rewrite(once, tmp_path) == once
+# Troubleshooting
 
 
-def test_a_layout_nobody_knows_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "odd.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"odd\.json"):
-        figures.render("odd", tmp_path)
+def _raise_no_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "library", lambda: None)
+    native.NativeOps()
 
 
-def test_the_results_of_a_comparison_become_a_table(tmp_path: Path) -> None:
-    """On what the bench really records, so that a change of its layout is noticed here."""
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    drafter = compare.Variant("some/folder/ngram:min_match=1", NGram(min_match=1, max_match=3))
-    plan = compare.Plan(["first", "second"], [Prompt(None, [5, 6, 7] * 4), Prompt(None, [8, 9] * 6)], params, [drafter])
-    result = compare.compare(tiny_llm(prefix_caching=False), plan)
-    options = {"model": "some/folder/tiny", "max_tokens": 8, "batch_size": 1, "temperature": 0.0}
-    data = {**machine.record(), "options": options, **report.record(result)}
-    report.write_json(tmp_path / "tiny.json", data)
-    lines = figures.render("tiny", tmp_path).splitlines()
-    assert lines[2].startswith(f"| plain | {result.plain.tokens_per_second:.1f} | 1.00× | 1.00 | – | 2 of 2 |")
-    assert lines[3].startswith(f"| ngram:min_match=1 | {result.measured[1].tokens_per_second:.1f} | ")
-    assert lines[-1].startswith("tiny, 2 prompts, at most 8 tokens each, 1 at a time, temperature 0, measured once.")
-    data["variants"][1]["answers"][1]["difference"] = {"position": 3, "margin": 0.000012}
-    (tmp_path / "tiny.json").write_text(json.dumps(data))
-    told = figures.render("tiny", tmp_path).splitlines()[-1]
-    assert told == "Differences from plain: ngram:min_match=1, second: token 4, margin 0.00001."
+def _raise_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_free_bytes", lambda device, share: 0)
+    tiny_llm(max_model_len=256, num_pages=None)
+
+
+def _raise_other_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary._check_same({0: "!", 1: "a"}, {0: "<|endoftext|>", 1: "a"})
+
+
+TROUBLES = {
+    "native": _raise_no_native,
+    "memory": _raise_no_memory,
+    "vocabulary": _raise_other_vocabulary,
+    "prompt": lambda monkeypatch: tiny_llm(max_model_len=256).generate([5] * 300),
+    "template": lambda monkeypatch: PromptTemplate(None, None).render([{"role": "user", "content": "hello"}]),
+    "tokenizer": lambda monkeypatch: tiny_llm().generate("hello"),
+    "trees": lambda monkeypatch: tiny_llm(drafter=Suffix(tree=True), acceptance="block"),
+    "name": lambda monkeypatch: loader.locate("smolm2"),
+}
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_a_sentence_in_troubleshooting_is_the_one_that_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PacelineError) as caught:
+        TROUBLES[name](monkeypatch)
+    rows = re.findall(r"^\| (.+?) \| [^|]+ \|$", section(read("docs/troubleshooting.md"), TOLD), flags=re.MULTILINE)
+    assert str(caught.value) in [row.replace("\\|", "|") for row in rows]
+    assert len(rows) - 1 == len(TROUBLES), "each row but the head has its trouble here"

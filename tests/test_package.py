@@ -17,7 +17,7 @@ LAYERS = [
     ["server"],
     ["bench"],
     ["llm"],
-    ["compat", "outputs", "prompts", "templates"],
+    ["compat", "outputs", "pieces", "prompts", "templates"],
     ["engine"],
     ["drafters"],
     ["sampling"],

@@ -11,8 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from paceline.bench.differences import Difference, first_difference
+from paceline.bench.interval import Cost, Estimate, estimate
+from paceline.bench.kept import keep_loaded
+from paceline.drafters.draft_model import DraftModel
 from paceline.engine.stats import SequenceStats
 from paceline.errors import OptionError, PacelineError
 from paceline.llm import LLM
@@ -30,11 +37,12 @@ class Variant:
 
     name: str
     drafter: Any
+    draft_length: int | None = None  # of a sweep: the most tokens drafted in a round
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. Plain decoding is always measured, first in every round."""
+    """What to measure. Plain decoding is always measured, once in every round."""
 
     names: list[str]  # of the prompts, for reports
     prompts: list[Prompt]
@@ -61,35 +69,31 @@ class Plan:
 
 
 @dataclass
+class Answer:
+    prompt: int  # its number in the plan
+    output: CompletionOutput
+    seconds: float  # answers that were computed together share each round's time equally
+
+
+@dataclass
 class Pass:
-    """One variant's run over all prompts."""
+    """One variant's run over the prompts."""
 
     seconds: float
-    outputs: list[CompletionOutput]  # in the order of the prompts
+    answers: list[Answer]  # in the order of the prompts
+    complete: bool = True  # else it was interrupted, and these answers were ready
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     rest_seconds: float = 0.0
 
     @property
     def tokens(self) -> int:
-        return sum(len(output.token_ids) for output in self.outputs)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Where an answer left the plain one, and how far apart the target's two likeliest tokens were there."""
-
-    prompt: int
-    round: int
-    position: int  # of the first differing token, counted from the answer's first
-    expected: int | None  # None: the plain answer had ended
-    got: int | None
-    margin: float | None  # of log-probabilities; None: not recomputed (sampled text, or interrupted)
+        return sum(len(answer.output.token_ids) for answer in self.answers)
 
 
 @dataclass
 class Measured:
-    """What one variant did, over all of its passes."""
+    """What one variant did: its complete passes, or the one that was interrupted if there is no other."""
 
     variant: Variant
     passes: list[Pass] = field(default_factory=list)
@@ -104,10 +108,14 @@ class Measured:
         return statistics.median(done.tokens / done.seconds for done in self.passes)
 
     @property
+    def num_identical(self) -> int:
+        return len(self.passes[0].answers) - len(self.differences)
+
+    @property
     def stats(self) -> SequenceStats:
         """Counts of all answers together. Their times are not summed: sequences of one round share its time."""
         total = SequenceStats()
-        for output in (output for done in self.passes for output in done.outputs):
+        for output in (answer.output for done in self.passes for answer in done.answers):
             total.rounds += output.stats.rounds
             total.tokens += output.stats.tokens
             total.proposed = _add(total.proposed, output.stats.proposed)
@@ -117,22 +125,58 @@ class Measured:
 
 @dataclass
 class Comparison:
-    """The whole result. An interrupted one holds the passes that were complete."""
+    """The whole result. An interrupted one holds what was measured by then."""
 
     plan: Plan
-    measured: list[Measured]  # plain first; only variants with a complete pass
+    measured: list[Measured]  # plain first; only variants with an answer
     interrupted: bool = False
 
     @property
     def plain(self) -> Measured:
         return self.measured[0]
 
-    def speed_up(self, measured: Measured) -> float:
-        return measured.tokens_per_second / self.plain.tokens_per_second
+    def speed_up(self, measured: Measured) -> Estimate:
+        """In time, over plain decoding."""
+        return estimate_between(self.plain, measured)
 
-    def num_identical(self, measured: Measured) -> int:
-        return len(self.plan.prompts) - len(measured.differences)
+    def forward_speed_up(self, measured: Measured) -> Estimate:
+        """In forwards of the target, over plain decoding."""
+        return estimate_between(self.plain, measured, lambda answer: answer.output.stats.rounds)
 
+
+def estimate_between(
+    base: Measured, other: Measured, spent: Callable[[Answer], float] = lambda answer: answer.seconds
+) -> Estimate:
+    """Over the rounds and prompts that both have."""
+    rounds = min(len(base.passes), len(other.passes))
+    common = set.intersection(
+        *({answer.prompt for answer in done.answers} for one in (base, other) for done in one.passes[:rounds])
+    )
+
+    def cost(measured: Measured) -> Cost:
+        rows = [[a for a in done.answers if a.prompt in common] for done in measured.passes[:rounds]]
+        tokens = [[len(answer.output.token_ids) for answer in row] for row in rows]
+        return Cost(np.array([[spent(answer) for answer in row] for row in rows], float), np.array(tokens, float))
+
+    return estimate(cost(base), cost(other))
+
+
+def labels(variants: list[Variant]) -> list[str]:
+    """Short names where these say enough: a draft model's own, else the word before the options."""
+    words = [_word(variant) for variant in variants]
+    return [word if words.count(word) == 1 else variant.name for word, variant in zip(words, variants)]
+
+
+def _word(variant: Variant) -> str:
+    config = variant.drafter
+    if variant.draft_length is not None:
+        return f"{variant.draft_length} drafted"
+    if isinstance(config, DraftModel) and isinstance(config.model, str | Path):
+        return Path(config.model).name
+    return Path(variant.name.partition(":")[0]).name
+
+
+# Measuring
 
 Tell = Callable[[str, int, int], None]  # variant, round (-1: warm-up), prompts done
 
@@ -143,17 +187,22 @@ def compare(llm: LLM, plan: Plan, tell: Tell = lambda variant, round, done: None
     `llm` should be built with prefix_caching=False: else a variant would find the pages another one computed.
     """
     result = Comparison(plan, [Measured(variant) for variant in plan.variants])
+    drafters = keep_loaded([variant.drafter for variant in plan.variants])
     try:
-        for variant in plan.variants:
-            _warm_up(llm, plan, variant, tell)
-        for round in range(plan.rounds):  # interleaved, so that a machine that slows down slows down all
-            for measured in result.measured:
+        for variant, drafter in zip(plan.variants, drafters):
+            tell(variant.name, -1, 0)
+            llm.set_drafter(drafter)
+            _warm_up(llm, plan)
+        for round in range(
+            plan.rounds
+        ):  # interleaved, there and back, so that a machine that slows down slows down all
+            for measured, drafter in list(zip(result.measured, drafters))[:: -1 if round % 2 else 1]:
                 # A new drafter for every pass: one that remembers other answers (suffix) must not have seen this
                 # prompt's answer in its own warm-up or in an earlier round.
-                llm.set_drafter(measured.variant.drafter)
+                llm.set_drafter(drafter)
                 report = partial(tell, measured.variant.name, round)
                 report(0)
-                measured.passes.append(run_pass(llm, plan, report))
+                _add_pass(measured, run_pass(llm, plan, report))
     except KeyboardInterrupt:
         result.interrupted = True
     result.measured = [measured for measured in result.measured if measured.passes]
@@ -161,43 +210,64 @@ def compare(llm: LLM, plan: Plan, tell: Tell = lambda variant, round, done: None
     return result
 
 
-def _warm_up(llm: LLM, plan: Plan, variant: Variant, tell: Tell) -> None:
+def _add_pass(measured: Measured, done: Pass) -> None:
+    if done.complete or (done.answers and not measured.passes):
+        measured.passes.append(done)
+    if not done.complete:
+        raise KeyboardInterrupt
+
+
+def _warm_up(llm: LLM, plan: Plan) -> None:
     """A few tokens of the longest prompt: first calls of everything, and the memory they claim, are not counted."""
-    tell(variant.name, -1, 0)
-    llm.set_drafter(variant.drafter)
     longest = max(plan.prompts, key=lambda prompt: len(prompt.ids))
     few = min(plan.params.max_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS)
     params = replace(plan.params, max_tokens=few, min_tokens=0)
-    run_pass(llm, replace(plan, names=["warm-up"], prompts=[longest], params=params), lambda count: None)
+    done = run_pass(llm, replace(plan, names=["warm-up"], prompts=[longest], params=params), lambda count: None)
+    if not done.complete:
+        raise KeyboardInterrupt
 
 
 def run_pass(llm: LLM, plan: Plan, on_done: Callable[[int], None]) -> Pass:
-    """All prompts once, as many at a time as the engine has room for; `on_done` hears how many have ended."""
+    """All prompts once, as many at a time as the engine has room for; `on_done` hears how many have ended.
+
+    Ctrl-C ends it with the answers that are ready; what was spent on the others is not counted.
+    """
     outputs: dict[str, CompletionOutput] = {}
     result = Pass(0.0, [])
-    start = time.perf_counter()
+    clock = start = time.perf_counter()
     ids = [llm.add(prompt, plan.params) for prompt in plan.prompts]
+    spent = dict.fromkeys(ids, 0.0)
     try:
         while len(outputs) < len(ids):
             updates = llm.step()
             if updates:
-                round = llm.engine.stats.recent[-1]
-                result.draft_seconds += round.draft_seconds
-                result.verify_seconds += round.verify_seconds
-                result.rest_seconds += round.rest_seconds
+                before, clock = clock, time.perf_counter()
+                _add_times(result, llm)
             for update in updates:
+                spent[update.sequence.request_id] += (clock - before) / len(updates)
                 if update.finished:
                     outputs[update.sequence.request_id] = completion(update.sequence)
                     on_done(len(outputs))
         result.seconds = time.perf_counter() - start
+    except KeyboardInterrupt:
+        result.complete = False
+        result.seconds = sum(spent[request_id] for request_id in outputs)
     finally:
         for request_id in ids:
             llm.abort(request_id)
-    result.outputs = [outputs[request_id] for request_id in ids]
-    for name, output in zip(plan.names, result.outputs):
-        if output.error is not None:
-            raise PacelineError(f"prompt {name!r} failed: {output.error}")
+    ready = [(number, request_id) for number, request_id in enumerate(ids) if request_id in outputs]
+    result.answers = [Answer(number, outputs[request_id], spent[request_id]) for number, request_id in ready]
+    for answer in result.answers:
+        if answer.output.error is not None:
+            raise PacelineError(f"prompt {plan.names[answer.prompt]!r} failed: {answer.output.error}")
     return result
+
+
+def _add_times(result: Pass, llm: LLM) -> None:
+    round = llm.engine.stats.recent[-1]
+    result.draft_seconds += round.draft_seconds
+    result.verify_seconds += round.verify_seconds
+    result.rest_seconds += round.rest_seconds
 
 
 def find_differences(result: Comparison, llm: LLM | None) -> None:
@@ -208,41 +278,16 @@ def find_differences(result: Comparison, llm: LLM | None) -> None:
     """
     if not result.measured or result.plain.variant.name != PLAIN:
         return
-    reference = result.plain.passes[0].outputs
+    reference = result.plain.passes[0].answers
+    greedy = result.plan.params.greedy
     for measured in result.measured:
-        measured.differences = []
-        for number, plain in enumerate(reference):
-            found = _first_difference(number, plain, measured.passes)
-            if found is not None:
-                margin = None if llm is None else find_margin(llm, result.plan, found, plain.token_ids)
-                measured.differences.append(replace(found, margin=margin))
-
-
-def _first_difference(number: int, plain: CompletionOutput, passes: list[Pass]) -> Difference | None:
-    """The first pass in which a prompt's answer is not the plain one."""
-    for round, done in enumerate(passes):
-        pairs = zip_longest(plain.token_ids, done.outputs[number].token_ids)
-        for position, (expected, got) in enumerate(pairs):
-            if expected != got:
-                return Difference(number, round, position, expected, got, None)
-    return None
-
-
-def find_margin(llm: LLM, plan: Plan, difference: Difference, plain: list[int]) -> float | None:
-    """How far apart the two likeliest tokens are after the common prefix: next to nothing is a rounding tie.
-
-    None for sampled text, where noise took part in the choice and log-probabilities alone say little.
-    """
-    if not plan.params.greedy:
-        return None
-    llm.set_drafter(None)
-    prefix = [*plan.prompts[difference.prompt].ids, *plain[: difference.position]]
-    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=2, ignore_eos=True)
-    output = llm.generate([prefix], params)[0].outputs[0]
-    if not output.logprobs:
-        return None
-    first, second = sorted((entry.logprob for entry in output.logprobs[0].values()), reverse=True)[:2]
-    return first - second
+        found = []
+        for plain in reference:
+            ids = [a.output.token_ids for done in measured.passes for a in done.answers if a.prompt == plain.prompt]
+            prompt = result.plan.prompts[plain.prompt]
+            asked = llm if greedy else None  # noise took part in sampled text, and margins say little there
+            found.append(first_difference(plain.prompt, plain.output.token_ids, ids, prompt, asked))
+        measured.differences = [difference for difference in found if difference is not None]
 
 
 def _add(left: list[int], right: list[int]) -> list[int]:

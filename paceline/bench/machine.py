@@ -46,12 +46,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def summary() -> str:
-    """The machine in one line."""
-    found = machine()
-    return ", ".join(str(part) for part in (found["gpu"], found["cpu"], f"{found['cores']} cores") if part)
-
-
 def num_cores() -> int:
     """Cores this process may use."""
     if hasattr(os, "sched_getaffinity"):

@@ -1,4 +1,4 @@
-"""What is asked in a measurement: ten prompts of our own, or a file of the user's.
+"""What is asked in a measurement: prompts of our own, or a file of the user's.
 
 Knows texts and the field names common datasets use. Must not know models, templates or tokens.
 """
@@ -8,77 +8,24 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.demos import DEMOS, Question
 from paceline.errors import OptionError
 
+DEFAULT_DEMO = "te"
 FIELDS = ("turns", "prompt", "question", "text")  # tried in this order; of turns, the first
 
 
-@dataclass(frozen=True)
-class Question:
-    """A short name for tables, and the text to be answered."""
-
-    name: str
-    text: str
-
-
-_LIGHTHOUSE = (
-    "The lighthouse at Gull Point was built in 1871 from stone that was carried across the bay in fishing boats. For "
-    "ninety years a keeper climbed its 112 steps every evening to light the lamp. In 1961 the lamp became electric and "
-    "the last keeper, Martha Finch, moved to the village. Today the lighthouse is a small museum, and visitors climb "
-    "the 112 steps to see the view from the lamp room."
-)
-_GARDEN = (
-    "The community garden opens every Saturday at nine in the morning. Members water the vegetable beds first, because "
-    "the sun is still low. At ten o'clock the compost is turned. At eleven everybody shares tea and bread under the "
-    "apple tree, and the harvest is divided between the members who are there."
-)
-_LETTER = (
-    "dear mr lopez, thank you for you're letter of the 3rd of may. we have recieve the two chairs and the table. one "
-    "of the chairs have a broken leg, and the table has a scratch on it's left side. please send us a new chair before "
-    "the end of the month. we will keep the table if you give us a small discount."
-)
-_INVENTORY = (
-    "The expedition took six tents, two stoves, forty metres of rope, a first aid kit, three maps, a compass and food "
-    "for eleven days. On the second day they lost one stove in the river, and on the fifth day they left two tents at "
-    "the lower camp."
-)
-_CODE = """class Stack:
-    def __init__(self):
-        self.items = []
-
-    def push(self, item):
-        self.items.append(item)
-
-    def pop(self):
-        return self.items.pop()
-"""
-
-BUILT_IN = (
-    Question("summary: lighthouse", f"Summarize this paragraph in two sentences.\n\n{_LIGHTHOUSE}"),
-    Question(
-        "copy-edit: letter", f"Correct the spelling and grammar of this letter and write it out again.\n\n{_LETTER}"
-    ),
-    Question("list: inventory", f"Make a bullet list of everything the expedition took.\n\n{_INVENTORY}"),
-    Question("answer: lighthouse", f"{_LIGHTHOUSE}\n\nWho was the last keeper, and what happened in 1961?"),
-    Question("code: stack", f"Write this Python class again and add a method peek and a method is_empty.\n\n{_CODE}"),
-    Question("rewrite: garden", f"Rewrite this text in the past tense.\n\n{_GARDEN}"),
-    Question("timetable: garden", f"Write a timetable of the morning from this text.\n\n{_GARDEN}"),
-    Question("open: bicycle", "Explain to a ten-year-old why a bicycle stays upright while it is moving."),
-    Question("open: story", "Write a short story about a clockmaker who finds a letter inside an old clock."),
-    Question("open: advice", "What should I think about before I adopt a dog?"),
-)
-
-
-def read_questions(path: Path | None, limit: int | None = None) -> list[Question]:
-    """The first `limit` questions of a .jsonl or .jsonl.gz file, or of the built-in ones."""
+def read_questions(path: Path | None, limit: int | None = None, demo: str | None = None) -> list[Question]:
+    """The first `limit` questions of a .jsonl or .jsonl.gz file, or of our own."""
     if limit is not None and limit < 1:
         raise OptionError(f"num_prompts={limit} is not allowed; allowed: 1 or more")
+    if path is not None and demo is not None:
+        raise OptionError("--demo and --dataset-path were both given; give one")
     if path is None:
-        return list(BUILT_IN[:limit])
+        return built_in(demo or DEFAULT_DEMO)[:limit]
     questions: list[Question] = []
     try:
         for number, line in _lines(path):
@@ -91,6 +38,12 @@ def read_questions(path: Path | None, limit: int | None = None) -> list[Question
     if not questions:
         raise OptionError(f"the dataset {path} holds no prompts")
     return questions
+
+
+def built_in(name: str) -> list[Question]:
+    if name not in DEMOS:
+        raise OptionError(f"--demo {name!r} is not known; allowed: te (English), tc (Chinese) or chat (conversations)")
+    return list(DEMOS[name])
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

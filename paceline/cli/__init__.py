@@ -5,6 +5,7 @@ Nothing heavy is imported before a command runs, so that `paceline --help` answe
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any
 
 import typer
@@ -13,16 +14,27 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from paceline import __version__
-from paceline.cli import compare, generate, models
+from paceline.cli import chat, compare, generate, models, sweep
+from paceline.cli.command import EPILOG, Command
 from paceline.errors import PacelineError
 
 USAGE_ERROR, INTERRUPTED = 2, 130
+log = logging.getLogger("paceline")
+
+
+class Notices(logging.Handler):
+    """What the library logs, as one line each on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        Console(stderr=True).print(Text(f"note: {record.getMessage()}", style="dim"), soft_wrap=True)
 
 
 class Commands(TyperGroup):
     """Says what paceline refuses in one sentence, and lets Ctrl-C end it without a word."""
 
     def invoke(self, ctx: Any) -> Any:
+        notices = Notices(logging.WARNING)
+        log.addHandler(notices)
         try:
             return super().invoke(ctx)
         except PacelineError as error:
@@ -30,6 +42,8 @@ class Commands(TyperGroup):
             raise typer.Exit(USAGE_ERROR) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        finally:
+            log.removeHandler(notices)
 
 
 app = typer.Typer(
@@ -40,8 +54,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(generate.generate)
-app.command()(compare.compare)
+for function in (generate.generate, chat.chat, compare.compare, sweep.sweep):
+    app.command(cls=Command, epilog=EPILOG)(function)
 app.add_typer(models.app, name="models")
 
 

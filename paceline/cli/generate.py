@@ -2,91 +2,184 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from paceline.cli import options
+from paceline.cli import loading, options, prompting
 from paceline.errors import OptionError
 from paceline.models.catalog import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from paceline.outputs import CompletionOutput
+    from paceline.cli.show import Painter
+    from paceline.llm import LLM
+    from paceline.outputs import Chunk, CompletionOutput
+    from paceline.params import SamplingParams
+    from paceline.prompts import Prompt
 
-DRAFTER_HELP = (
-    "none, ngram, suffix or a draft model, with options as in ngram:max_match=3,min_match=1; several are asked in that "
-    "order."
+PROMPT_HELP = "The prompt, in quotes or as words; else --file, else standard input, else it is asked for."
+SHOW_HELP = (
+    "Show which drafter gave each token, and which are the target's own, in colours with a legend. Takes "
+    "--drafter suffix where none was given."
 )
+N_HELP = "How many answers; the first streams, the others follow it."
+LOGPROBS_HELP = "Tell each token's log-probability and this many alternatives, on standard error."
+JSON_HELP = "Write one JSON object when all is done: text, token ids, origins, figures."
+FILE_HELP = "Read the prompt from a file."
 
 
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; else --file, else standard input.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
-    model: options.Model = DEFAULT_MODEL,
-    drafter: Annotated[list[str] | None, typer.Option(help=DRAFTER_HELP)] = None,
-    num_draft_tokens: Annotated[int | None, typer.Option(help="The most tokens drafted in a round.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="The most tokens to generate.")] = 256,
-    temperature: options.Temperature = 0.0,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this share; 1 keeps all.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep so many of the likeliest tokens; 0 keeps all.")] = 0,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    ctx: typer.Context,
+    prompt: Annotated[list[str] | None, typer.Argument(help=PROMPT_HELP, show_default=False, metavar="PROMPT")] = None,
+    file: Annotated[Path | None, typer.Option(help=FILE_HELP, rich_help_panel=options.PROMPT)] = None,
     chat: options.Chat = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Say afterwards what it took, on standard error.")] = False,
-    kernels: options.Kernels = "auto",
-    quantization: options.Quantization = None,
+    template: options.Template = None,
+    system: options.System = None,
+    drafter: options.Drafter = None,
+    num_draft_tokens: options.NumDraftTokens = None,
     drafter_quantization: options.DrafterQuantization = None,
+    acceptance: options.Acceptance = "exact",
+    max_tokens: options.MaxTokens = 256,
+    min_tokens: options.MinTokens = 0,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    stop: options.Stop = None,
+    stop_token_id: options.StopTokenId = None,
+    bad_word: options.BadWord = None,
+    ignore_eos: options.IgnoreEos = False,
+    seed: options.Seed = None,
+    n: Annotated[int, typer.Option("--n", help=N_HELP, rich_help_panel=options.SAMPLING)] = 1,
+    show_drafts: Annotated[
+        bool, typer.Option("--show-drafts", help=SHOW_HELP, rich_help_panel=options.SHOWING)
+    ] = False,
+    color: options.Color = None,
+    stats: options.Stats = False,
+    logprobs: Annotated[int | None, typer.Option(help=LOGPROBS_HELP, rich_help_panel=options.SHOWING)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP, rich_help_panel=options.SHOWING)] = False,
+    model: options.Model = DEFAULT_MODEL,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    kernels: options.Kernels = "auto",
+    quantization: options.Quantization = None,
+    max_model_len: options.MaxModelLen = None,
+    max_prompt_len: options.MaxPromptLen = None,
+    gpu_memory_utilization: options.GpuMemoryUtilization = None,
 ) -> None:
-    """Complete a prompt, or answer it where the model has a chat template, and write the text as it comes."""
-    from paceline.cli import drafters, prompting
-    from paceline.llm import LLM
-    from paceline.params import SamplingParams
+    """Complete a prompt, or answer it where the model has a chat template, and write the text as it comes.
 
-    text = read_text(prompt, file)
-    params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens, seed=seed)
-    configs = [drafters.with_num_draft_tokens(drafters.parse(spec), num_draft_tokens) for spec in drafter or ()]
-    configs = [drafters.with_quantization(config, drafter_quantization) for config in configs]
-    combined = drafters.combine(configs)
-    engine = {"max_num_seqs": 1, "prefix_caching": False, "kernels": kernels, "quantization": quantization}
-    llm = LLM(model, combined, dtype=dtype, device=device, **engine)
-    asked = prompting.to_prompt(llm, text, chat)
-    start, output = time.perf_counter(), None
+    paceline generate "Name three fruits."
+    paceline generate --file notes.txt --drafter ngram --show-drafts
+    """
+    run(ctx.params)
+
+
+def run(chosen: dict[str, Any]) -> None:
+    """From options to text. What can be refused without the model is refused before it is loaded."""
+    words = chosen["prompt"]
+    text = prompting.read_text(" ".join(words) if words else None, chosen["file"])
+    params = loading.read_params(chosen)
+    specs = chosen["drafter"] or (["suffix"] if chosen["show_drafts"] else None)
+    config = loading.read_drafter(specs, chosen)
+    many = params.n > 1
+    llm = loading.load(chosen, config, max_num_seqs=params.n, prefix_caching=many)
+    asked = prompting.to_prompt(llm, text, chosen["chat"], chosen["system"])
+    start = time.perf_counter()
+    if chosen["as_json"]:
+        outputs = collect(llm, asked, params)
+        sys.stdout.write(json.dumps(record(chosen, specs, asked, outputs), ensure_ascii=False) + "\n")
+    else:
+        outputs = write(llm, asked, params, chosen)
+    for output in outputs:
+        if output.error is not None:
+            raise OptionError(output.error)
+    tell(outputs, chosen, time.perf_counter() - start, llm.max_model_len - len(asked.ids))
+
+
+def answers(llm: LLM, asked: Prompt, params: SamplingParams) -> Iterator[Chunk]:
+    return llm.stream({"prompt": asked.text, "prompt_token_ids": asked.ids}, params)
+
+
+def collect(llm: LLM, asked: Prompt, params: SamplingParams) -> list[CompletionOutput]:
+    done = [chunk.output for chunk in answers(llm, asked, params) if chunk.output is not None]
+    return sorted(done, key=lambda output: output.index)
+
+
+def write(llm: LLM, asked: Prompt, params: SamplingParams, chosen: dict[str, Any]) -> list[CompletionOutput]:
+    """The text on standard output as it comes; of several answers one after the other."""
+    from paceline.cli import show
+
+    painter = show.Painter(sys.stdout, chosen["color"] if chosen["show_drafts"] else False)
+    if chosen["show_drafts"] and not painter.coloured:
+        show.note("note: standard output takes no colours, so --show-drafts shows none; add --color to have them")
+    if params.n > 1 and params.greedy:
+        show.note(f"note: --n {params.n} answers are all the same at --temperature 0; add --temperature 0.8")
     try:
-        for chunk in llm.stream({"prompt": asked.text, "prompt_token_ids": asked.ids}, params):
-            output = chunk.output or output
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
+        outputs = _write_all(llm, asked, params, painter)
     except KeyboardInterrupt:
-        sys.stdout.write("\n")  # the shell's prompt goes below what was written
+        painter.end()  # the shell's prompt goes below what was written
         raise
-    sys.stdout.write("\n")
-    assert output is not None
-    if output.error is not None:
-        raise OptionError(output.error)
-    if stats:
-        Console(stderr=True).print(describe(output, time.perf_counter() - start), style="dim", soft_wrap=True)
+    if painter.coloured:
+        kinds = {told.kind for output in outputs for told in output.provenance}
+        painter.put("\n".join(["", *painter.legend(kinds), ""]))
+    return outputs
 
 
-def read_text(prompt: str | None, file: Path | None) -> str:
-    """The prompt from wherever it was given."""
-    if prompt is not None and file is not None:
-        raise OptionError("a prompt and --file were both given; give one")
-    if file is not None:
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise OptionError(f"the prompt file {file} cannot be read: {reason}") from None
-    if prompt is not None and prompt != "-":
-        return prompt
-    if prompt is None and sys.stdin.isatty():
-        raise OptionError("no prompt was given; give it as an argument, with --file, or through standard input")
-    return sys.stdin.read()
+def _write_all(llm: LLM, asked: Prompt, params: SamplingParams, painter: Painter) -> list[CompletionOutput]:
+    from paceline.pieces import Piece, Pieces
+
+    streams = [Pieces(llm.tokenizer, asked.ids) for _ in range(params.n)]
+    held: list[list[Piece]] = [[] for _ in range(params.n)]
+    outputs: list[CompletionOutput | None] = [None] * params.n
+    turn = 0
+    painter.put(_heading(turn, params.n))
+    for chunk in answers(llm, asked, params):
+        stream = streams[chunk.index]
+        stream.take(chunk.token_ids, chunk.provenance)
+        if chunk.output is not None:
+            stream.finish()
+            outputs[chunk.index] = chunk.output
+        held[chunk.index] += stream.show(chunk.text)
+        while turn < params.n:
+            painter.write(held[turn])
+            held[turn] = []
+            if outputs[turn] is None:
+                break
+            painter.end()
+            turn += 1
+            painter.put(_heading(turn, params.n))
+    return [output for output in outputs if output is not None]
+
+
+def _heading(place: int, count: int) -> str:
+    return f"--- {place + 1} of {count}\n" if count > 1 and place < count else ""
+
+
+def tell(outputs: list[CompletionOutput], chosen: dict[str, Any], seconds: float, room: int) -> None:
+    """What was asked for beside the text, on standard error."""
+    console = Console(stderr=True, highlight=False)
+    for output in outputs:
+        if output.logprobs is not None and not chosen["as_json"]:
+            console.print(logprob_table(output))
+        if chosen["stats"]:
+            console.print(describe(output, seconds), style="dim", soft_wrap=True)
+    cut = [len(output.token_ids) for output in outputs if output.finish_reason == "length"]
+    if cut and console.is_terminal:
+        why = "the model takes no more tokens" if max(cut) >= room else f"cut at --max-tokens {max(cut)}"
+        console.print(f"({why})", style="dim")
 
 
 def describe(output: CompletionOutput, seconds: float) -> str:
@@ -96,4 +189,31 @@ def describe(output: CompletionOutput, seconds: float) -> str:
     said += f", {figures.tokens_per_forward:.2f} tokens per forward"
     if sum(figures.proposed):
         said += f", {figures.acceptance:.0%} of drafts accepted"
+        names = [told.drafter for told in output.provenance if told.drafter is not None]
+        shares = [f"{name} {names.count(name)}" for name in dict.fromkeys(names)]
+        said += f" (tokens by drafter: {', '.join(shares)})" if shares else ""
     return f"{said}; seed {output.seed}; ended by {output.finish_reason}"
+
+
+def logprob_table(output: CompletionOutput) -> Table:
+    """A row for each token: itself, how likely the model found it, and what else it considered."""
+    shown = Table("token", "log-probability", "rank", "likeliest", box=None, header_style="bold", pad_edge=False)
+    for token, entries in zip(output.token_ids, output.logprobs or ()):
+        own = entries[token]
+        others = sorted((entry for entry in entries.values()), key=lambda entry: entry.rank)
+        text = ", ".join(f"{entry.decoded_token!r} {entry.logprob:.3f}" for entry in others)
+        shown.add_row(Text(repr(own.decoded_token)), f"{own.logprob:.4f}", str(own.rank), Text(text))
+    return shown
+
+
+def record(
+    chosen: dict[str, Any], specs: list[str] | None, asked: Prompt, outputs: list[CompletionOutput]
+) -> dict[str, Any]:
+    """The answers as plain data."""
+    return {
+        "model": chosen["model"],
+        "drafter": specs or [],
+        "prompt": asked.text,
+        "prompt_token_ids": asked.ids,
+        "outputs": [asdict(output) for output in outputs],
+    }

@@ -1,36 +1,96 @@
-"""`paceline models`: what can be had by name, and getting or dropping it."""
+"""`paceline models`: what can be had by name, what of it is here and where, and getting or dropping it."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-app = typer.Typer(help="List the models known by name; fetch or remove one.", invoke_without_command=True)
+from paceline.cli import loading
+from paceline.cli.command import Command
+from paceline.errors import FetchError
+from paceline.models import catalog
+from paceline.models.catalog import ALIASES, DEFAULT_MODEL, Alias, human_size
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from the list.", show_default=False)]
+HELP = """List the models known by name, and what of them is on this machine.
+
+Any other model goes by the path of its folder or .gguf file, or by its hub id, straight after --model.
+"""
+WORTH_TELLING = 100_000  # bytes of a fetch that was cut
+NAME_HELP = "A name from `paceline models`."
+
+app = typer.Typer(help=HELP, invoke_without_command=True)
 
 
 @app.callback()
 def models(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is None:
-        from paceline.models import catalog
-
-        Console().print(catalog.table())
-
-
-@app.command()
-def fetch(name: Name) -> None:
-    """Bring a model into the cache, and say where its file is."""
-    from paceline.models import catalog
-
-    typer.echo(str(catalog.ensure(name)))
+        console = Console()
+        console.print(catalog.table())
+        for line in describe():
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-@app.command()
-def remove(name: Name) -> None:
-    """Drop a model from the cache."""
-    from paceline.models import catalog
+@app.command(cls=Command)
+def fetch(name: Annotated[str, typer.Argument(metavar="NAME", help=NAME_HELP)] = DEFAULT_MODEL) -> None:
+    """Bring a model into the cache, and say where its file is.
 
-    typer.echo(f"{name} was removed" if catalog.remove(name) else f"{name} was not in the cache")
+    A fetch that was cut goes on where it ended. Commands fetch what they need by themselves.
+    """
+    typer.echo(str(loading.fetch(find(name).name)))
+
+
+@app.command(cls=Command)
+def remove(name: Annotated[str, typer.Argument(metavar="NAME", help=NAME_HELP, show_default=False)]) -> None:
+    """Drop a model, or what a cut fetch left of it, from the cache."""
+    alias = find(name)
+    size = held(alias)
+    if catalog.remove(alias):
+        freed = f" ({human_size(size)})"
+        typer.echo(f"{alias.name} was removed{freed}; paceline models fetch {alias.name} brings it back")
+    else:
+        typer.echo(f"{alias.name} was not in the cache")
+
+
+def find(name: str) -> Alias:
+    """The alias of that name; else a sentence with what to type."""
+    alias = catalog.find(name)
+    if alias is not None:
+        return alias
+    if "/" in name or name.endswith(".gguf"):
+        hint = f"a path or hub id needs no fetching: type paceline generate --model {name}"
+    else:
+        near = difflib.get_close_matches(name.lower(), ALIASES, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"type one of {', '.join(ALIASES)}"
+    raise FetchError(f"{name!r} is not a model known by name; {hint}")
+
+
+def folder(alias: Alias) -> Path:
+    return catalog.cache_dir() / "models" / alias.name
+
+
+def held(alias: Alias) -> int:
+    """Bytes that the cache holds of a model, whole or not."""
+    return sum(file.stat().st_size for file in folder(alias).rglob("*") if file.is_file())
+
+
+def describe() -> Iterator[str]:
+    """What each model is good for, where it lies, and what to type next."""
+    widest = max(len(name) for name in ALIASES)
+    for alias in ALIASES.values():
+        yield f" {alias.name:<{widest}}  {alias.description}"
+        path = catalog.cached_path(alias)
+        if path is not None:
+            yield f" {'':<{widest}}  {path}"
+        elif (size := held(alias)) >= WORTH_TELLING:
+            yield f" {'':<{widest}}  {human_size(size)} of it are here; fetch goes on from there"
+    yield ""
+    missing = next((name for name in ALIASES if catalog.cached_path(name) is None), None)
+    if missing is not None:
+        yield f" Fetch one:  paceline models fetch {missing}"
+    yield f' Use one:    paceline generate --model {DEFAULT_MODEL} "Name three fruits."'
+    yield f" The cache:  {catalog.cache_dir()} (PACELINE_HOME moves it)"

@@ -1,23 +1,85 @@
-"""What several commands do with text: decide whether the chat template is used, and turn a text into a prompt."""
+"""What several commands do with text: find the prompt, decide on the chat template, turn a text into a prompt."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from paceline.errors import OptionError
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.prompts import Prompt
+
+QUESTION = "Your prompt, one line, then Enter: "
 
 
 def has_template(llm: LLM) -> bool:
     return llm.options.prompt_template is not None or bool(getattr(llm.tokenizer, "chat_template", None))
 
 
-def to_prompt(llm: LLM, text: str, chat: bool | None) -> Prompt:
+def to_prompt(llm: LLM, text: str, chat: bool | None, system: str | None = None) -> Prompt:
     """A text as one user message in the chat template, or as it is; None: the template if the model has one."""
     from paceline.prompts import read_prompts
 
     if has_template(llm) if chat is None else chat:
-        return llm.read_chat([{"role": "user", "content": text}])
+        first = [] if system is None else [{"role": "system", "content": system}]
+        return llm.read_chat([*first, {"role": "user", "content": text}])
+    if system is not None:
+        raise OptionError("--system needs a chat template; leave it out, or add --template vicuna")
     (prompt,) = read_prompts(text, llm.tokenizer, None)
     return prompt
+
+
+def read_text(prompt: str | None, file: Path | None) -> str:
+    """The prompt from wherever it was given; on a terminal it is asked for."""
+    if prompt is not None and file is not None:
+        raise OptionError("a prompt and --file were both given; give one")
+    if file is not None:
+        return _read_file(file)
+    if prompt is None and sys.stdin.isatty():
+        return ask()
+    if prompt is None or prompt == "-":
+        return _as_text(sys.stdin.buffer.read(), "the prompt on standard input")
+    return _as_text(prompt.encode(errors="surrogateescape"), "the prompt")
+
+
+def ask() -> str:
+    """One line from the terminal. The question goes where the answer does not."""
+    text = read_line(QUESTION)
+    if text is None or not text.strip():
+        raise OptionError('no prompt was given; type paceline generate "your prompt", or add --file NAME')
+    return text
+
+
+def read_line(question: str) -> str | None:
+    """A line without its end, with the terminal's own editing and history where it has them; None at the end."""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - input() then has arrow keys and history
+        try:
+            return _as_text(input(question).encode(errors="surrogateescape"), "what was typed")
+        except EOFError:
+            sys.stdout.write("\n")
+            return None
+    if sys.stdin.isatty():
+        sys.stderr.write(question)
+        sys.stderr.flush()
+    line = sys.stdin.buffer.readline()
+    return _as_text(line, "a line of standard input").rstrip("\r\n") if line else None
+
+
+def _read_file(file: Path) -> str:
+    try:
+        return _as_text(file.read_bytes(), f"the prompt file {file}")
+    except OSError as error:
+        raise OptionError(f"the prompt file {file} cannot be read: {error.strerror}") from None
+
+
+def _as_text(data: bytes, what: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise OptionError(f"{what} cannot be read: it is not UTF-8 text") from None

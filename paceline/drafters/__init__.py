@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,11 @@ def make(drafter: Any) -> DrafterConfig | None:
         config: DrafterConfig = words[drafter]()
         return config
     if isinstance(drafter, str | Path):
+        near = difflib.get_close_matches(str(drafter), [*words, "none"], n=1, cutoff=0.75)
+        if near and not Path(drafter).exists():
+            raise OptionError(
+                f"drafter {str(drafter)!r} is not known and no such path exists; did you mean {near[0]!r}?"
+            )
         return DraftModel(str(drafter))
     if hasattr(drafter, "create"):
         made: DrafterConfig = drafter

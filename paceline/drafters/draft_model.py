@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.cache.kv import KVCache
 from paceline.cache.slots import Slots
+from paceline.drafters import formats
 from paceline.drafters.base import Context, Observation, Stateless, Target
 from paceline.drafters.tree import Proposal
 from paceline.drafters.vocabulary import VocabularyMap, match
@@ -66,7 +67,10 @@ class DraftModelDrafter(Stateless):
         self._progress: dict[int, _Progress] = {}
 
     def attach(self, target: Target, cache: KVCache) -> None:
+        if isinstance(self.config.model, str):
+            formats.check_loads(self.config.model)
         found = loader.find(self.config.model, self.config.tokenizer)
+        formats.check_tensors(found.source.label, found.source.names())
         sizes = (target.model.config.vocab_size, found.config.vocab_size)
         self.vocabulary: VocabularyMap = match(
             target.tokenizer, found.tokenizer, sizes, self.config.cross_vocabulary, target.device

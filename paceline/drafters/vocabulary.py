@@ -81,7 +81,8 @@ def _check_same(target: dict[int, str], draft: dict[int, str]) -> None:
         if ours != theirs:
             raise VocabularyError(
                 f"the draft model's vocabulary differs from the target's at id {index} ({theirs!r} against {ours!r}); "
-                "use a drafter with the same tokenizer, or cross_vocabulary=True"
+                "use a drafter with the same tokenizer, or cross_vocabulary=True (on the command line "
+                ":cross_vocabulary=true behind the drafter)"
             )
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from paceline import LLM, NGram, SamplingParams, Suffix
+from paceline import LLM, DraftModel, NGram, SamplingParams, Suffix
 from paceline.bench import compare as bench
-from paceline.bench.compare import Comparison, Difference, Plan, Variant, compare, find_differences
+from paceline.bench.compare import Comparison, Plan, Variant, compare, find_differences, labels
+from paceline.bench.differences import Difference
 from paceline.errors import OptionError, PacelineError
 from paceline.prompts import Prompt
 from tests.cli.checkpoints import make_model
@@ -35,12 +36,14 @@ def plan(rounds: int = 1, max_tokens: int = 24, **params: Any) -> Plan:
     return Plan(NAMES, PROMPTS, chosen, DRAFTERS, rounds)
 
 
-def test_rounds_are_interleaved_and_every_variant_is_warmed_up_once(llm: LLM) -> None:
+def test_rounds_are_interleaved_there_and_back_and_every_variant_is_warmed_up_once(llm: LLM) -> None:
     told: list[tuple[str, int, int]] = []
     result = compare(llm, plan(rounds=2, max_tokens=4), lambda *what: told.append(what))
     names = ["plain", "ngram", "suffix"]
     warm = [(name, -1, 0) for name in names]
-    timed = [(name, round, done) for round in range(2) for name in names for done in range(4)]
+    timed = [
+        (name, round, done) for round, order in enumerate((names, names[::-1])) for name in order for done in range(4)
+    ]
     assert told == warm + timed
     assert [len(measured.passes) for measured in result.measured] == [2, 2, 2]
     assert not result.interrupted
@@ -65,7 +68,7 @@ def test_every_pass_has_a_new_drafter_that_cannot_remember_another_pass(
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_figures_are_those_of_the_answers(llm: LLM, temperature: float) -> None:
     result = compare(llm, plan(rounds=2, temperature=temperature, seed=3))
-    plain = result.plain.passes[0].outputs
+    plain = [answer.output for answer in result.plain.passes[0].answers]
     by_hand = llm.generate([prompt.ids for prompt in PROMPTS], result.plan.params)
     assert [output.token_ids for output in plain] == [output.outputs[0].token_ids for output in by_hand]
     assert result.plain.stats.tokens_per_forward == 1.0
@@ -73,15 +76,55 @@ def test_figures_are_those_of_the_answers(llm: LLM, temperature: float) -> None:
     for measured in result.measured:
         assert measured.passes[0].tokens == 72
         assert measured.stats.tokens == 144
-        assert result.num_identical(measured) == 3
-        assert measured.stats.rounds == sum(o.stats.rounds for p in measured.passes for o in p.outputs)
+        assert measured.num_identical == 3
+        assert measured.stats.rounds == sum(a.output.stats.rounds for p in measured.passes for a in p.answers)
         for done in measured.passes:
             assert 0 < done.draft_seconds + done.verify_seconds + done.rest_seconds <= done.seconds
-    slow, fast = result.plain, result.measured[1]
-    slow.passes[0].seconds, slow.passes[1].seconds = 4.0, 6.0
-    fast.passes[0].seconds, fast.passes[1].seconds = 2.0, 2.0
-    assert slow.seconds == 5.0
-    assert result.speed_up(fast) == pytest.approx(72 / 2 / ((72 / 4 + 72 / 6) / 2))
+            assert 0 < sum(answer.seconds for answer in done.answers) <= done.seconds
+            assert [answer.prompt for answer in done.answers] == [0, 1, 2]
+    forwards = result.measured[1].stats.rounds
+    assert result.forward_speed_up(result.measured[1]).value == pytest.approx(144 / forwards)
+
+
+def take(result: Comparison, variant: int, seconds: list[list[float]]) -> None:
+    """Let a variant's answers have taken so long, by round."""
+    for done, row in zip(result.measured[variant].passes, seconds, strict=True):
+        done.seconds = sum(row)
+        for answer, spent in zip(done.answers, row, strict=True):
+            answer.seconds = spent
+
+
+def test_a_speed_up_is_between_medians_over_rounds(llm: LLM) -> None:
+    result = compare(llm, plan(rounds=2))
+    take(result, 0, [[1.0, 1.0, 2.0], [2.0, 2.0, 2.0]])
+    take(result, 1, [[0.5, 0.5, 1.0], [0.5, 0.5, 1.0]])
+    assert result.plain.seconds == 5.0
+    assert result.plain.tokens_per_second == pytest.approx((72 / 4 + 72 / 6) / 2)
+    found = result.speed_up(result.measured[1])
+    assert found.value == pytest.approx(72 / 2 / ((72 / 4 + 72 / 6) / 2))
+    assert found.low is not None and found.high is not None
+    assert 2.0 <= found.low <= found.value <= found.high <= 4.0  # no answer gained less or more than that
+    assert result.speed_up(result.plain).value == 1.0
+
+
+def test_a_speed_up_is_of_the_rounds_and_prompts_that_both_have(llm: LLM) -> None:
+    result = compare(llm, plan(rounds=2))
+    take(result, 0, [[1.0, 2.0, 3.0], [100.0, 100.0, 100.0]])
+    take(result, 1, [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
+    only = result.measured[1].passes.pop(0)
+    only.answers = only.answers[:2]
+    result.measured[1].passes = [only]
+    assert result.speed_up(result.measured[1]).value == pytest.approx(1.5)
+
+
+def test_answers_computed_together_share_the_time(model: Any) -> None:
+    together = LLM(model, kernels="reference", max_model_len=200, max_num_seqs=3, prefix_caching=False)
+    result = compare(together, plan(max_tokens=12))
+    for measured in result.measured:
+        shares = [answer.seconds for answer in measured.passes[0].answers]
+        assert sum(shares) <= measured.passes[0].seconds
+    plain = [answer.seconds for answer in result.plain.passes[0].answers]
+    assert max(plain) - min(plain) < 1e-9  # equally long, so every round was shared by all three
 
 
 def test_greedy_drafts_are_accepted_somewhere_so_that_identity_proves_something(llm: LLM) -> None:
@@ -93,9 +136,9 @@ def test_greedy_drafts_are_accepted_somewhere_so_that_identity_proves_something(
 
 def planted(result: Comparison, variant: int, prompt: int, position: int, round: int = 0) -> None:
     """Make a variant say another token, as a faulty acceptance would."""
-    output = copy.deepcopy(result.measured[variant].passes[round].outputs[prompt])
-    output.token_ids[position] = (output.token_ids[position] + 1) % 97
-    result.measured[variant].passes[round].outputs[prompt] = output
+    answer = result.measured[variant].passes[round].answers[prompt]
+    answer.output = copy.deepcopy(answer.output)
+    answer.output.token_ids[position] = (answer.output.token_ids[position] + 1) % 97
 
 
 @pytest.mark.parametrize("position", [0, 7, 23])
@@ -104,9 +147,9 @@ def test_a_planted_difference_is_found_with_its_place_and_margin(llm: LLM, model
     planted(result, variant=2, prompt=1, position=position, round=1)
     find_differences(result, llm)
     assert [len(measured.differences) for measured in result.measured] == [0, 0, 1]
-    assert [result.num_identical(measured) for measured in result.measured] == [3, 3, 2]
+    assert [measured.num_identical for measured in result.measured] == [3, 3, 2]
     (found,) = result.measured[2].differences
-    expected = result.plain.passes[0].outputs[1].token_ids
+    expected = result.plain.passes[0].answers[1].output.token_ids
     assert (found.prompt, found.round, found.position) == (1, 1, position)
     assert (found.expected, found.got) == (expected[position], (expected[position] + 1) % 97)
     with torch.no_grad():
@@ -117,12 +160,12 @@ def test_a_planted_difference_is_found_with_its_place_and_margin(llm: LLM, model
 
 def test_an_answer_that_ends_early_or_late_differs_where_the_other_goes_on(llm: LLM) -> None:
     result = compare(llm, plan())
-    short, long = (copy.deepcopy(result.measured[1].passes[0].outputs[number]) for number in (0, 1))
-    short.token_ids.pop()
-    long.token_ids.append(3)
-    result.measured[1].passes[0].outputs[:2] = [short, long]
+    short, long, _ = result.measured[1].passes[0].answers
+    short.output, long.output = copy.deepcopy(short.output), copy.deepcopy(long.output)
+    short.output.token_ids.pop()
+    long.output.token_ids.append(3)
     find_differences(result, None)
-    last = result.plain.passes[0].outputs[0].token_ids[-1]
+    last = result.plain.passes[0].answers[0].output.token_ids[-1]
     assert result.measured[1].differences == [
         Difference(0, 0, 23, last, None, None),
         Difference(1, 0, 24, None, 3, None),
@@ -138,7 +181,7 @@ def test_sampled_text_gets_no_margin(llm: LLM) -> None:
     assert found.margin is None
 
 
-@pytest.mark.parametrize(("passes", "left"), [(0, []), (2, [1, 1]), (4, [2, 1, 1])])
+@pytest.mark.parametrize(("passes", "left"), [(0, []), (2, [1, 1]), (4, [1, 1, 2])])
 def test_an_interrupt_keeps_the_passes_that_were_complete(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, passes: int, left: list[int]
 ) -> None:
@@ -155,6 +198,41 @@ def test_an_interrupt_keeps_the_passes_that_were_complete(
     result = compare(llm, plan(rounds=2, max_tokens=4))
     assert result.interrupted
     assert [len(measured.passes) for measured in result.measured] == left
+
+
+@pytest.mark.parametrize(
+    ("answers", "left"), [(0, []), (1, [1]), (3, [3]), (5, [3, 2]), (9, [3, 3, 3]), (11, [3, 3, 3])]
+)
+def test_an_interrupt_within_a_first_pass_keeps_its_answers(llm: LLM, answers: int, left: list[int]) -> None:
+    """Rounds are two: answers of an incomplete second pass are dropped, since the first is there."""
+
+    def tell(variant: str, round: int, done: int) -> None:
+        order = ["plain", "ngram", "suffix"][:: -1 if round else 1]
+        if round >= 0 and 9 * round + 3 * order.index(variant) + done == answers and done < 3:
+            raise KeyboardInterrupt
+
+    result = compare(llm, plan(rounds=2, max_tokens=4), tell)
+    assert result.interrupted
+    assert [len(measured.passes[0].answers) for measured in result.measured] == left
+    assert [len(measured.passes) for measured in result.measured] == [1] * len(left)
+    for measured in result.measured:
+        done = measured.passes[0]
+        assert done.complete == (len(done.answers) == 3)
+        assert done.seconds > 0
+        assert measured.num_identical == len(done.answers)
+        assert result.speed_up(measured).value > 0
+
+
+def test_variants_have_short_names_unless_two_would_be_the_same() -> None:
+    def named(*variants: Variant) -> list[str]:
+        return labels([Variant("plain", None), *variants])
+
+    assert named(Variant("ngram:max_match=3", NGram()), DRAFTERS[1]) == ["plain", "ngram", "suffix"]
+    both = (Variant("ngram:max_match=3", NGram()), Variant("ngram:max_match=2,min_match=1", NGram()))
+    assert named(*both) == ["plain", "ngram:max_match=3", "ngram:max_match=2,min_match=1"]
+    drafted = Variant("draft:model=some/folder/tiny,num_draft_tokens=5", DraftModel("some/folder/tiny"))
+    assert named(drafted) == ["plain", "tiny"]
+    assert named(Variant("ngram:num_draft_tokens=3", NGram(3), 3)) == ["plain", "3 drafted"]
 
 
 def test_plans_that_make_no_sense_are_refused() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.prompts import BUILT_IN, read_questions
+from paceline.bench.demos import CHINESE, CONVERSATIONS, DEMOS, ENGLISH, Question
+from paceline.bench.prompts import read_questions
 from paceline.errors import OptionError
 
 
@@ -85,10 +86,37 @@ def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
             read_questions(tmp_path / "rows.jsonl.gz")
 
 
-def test_without_a_file_there_are_ten_prompts_of_our_own() -> None:
-    assert read_questions(None) == list(BUILT_IN)
-    assert len(BUILT_IN) == 10
-    assert len({question.name for question in BUILT_IN}) == len({question.text for question in BUILT_IN}) == 10
-    assert read_questions(None, 3) == list(BUILT_IN[:3])
+def test_without_a_file_there_are_prompts_of_our_own() -> None:
+    assert read_questions(None) == read_questions(None, demo="te") == list(ENGLISH)
+    assert read_questions(None, demo="tc") == list(CHINESE)
+    assert read_questions(None, demo="chat") == list(CONVERSATIONS)
+    assert read_questions(None, 3) == list(ENGLISH[:3])
     with pytest.raises(OptionError, match="num_prompts=0"):
         read_questions(None, 0)
+
+
+def test_a_demo_is_one_of_three_and_stands_alone(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"--demo 'de' is not known; allowed: te \(English\), tc \(Chinese\) or chat"):
+        read_questions(None, demo="de")
+    with pytest.raises(OptionError, match="--demo and --dataset-path were both given; give one"):
+        read_questions(write(tmp_path / "rows.jsonl", [{"text": "x"}]), demo="te")
+
+
+@pytest.mark.parametrize("name", DEMOS)
+def test_our_own_prompts_are_all_different_and_of_their_kind(name: str) -> None:
+    questions = DEMOS[name]
+    assert len(questions) >= 8
+    assert len({question.name for question in questions}) == len({question.text for question in questions})
+    assert len({question.name for question in questions}) == len(questions)
+    for question in questions:
+        chinese = sum("\u4e00" <= letter <= "\u9fff" for letter in question.text)
+        assert (chinese > 10) == (name == "tc")
+        assert bool(question.before) == (name == "chat")
+
+
+def test_a_conversation_is_asked_in_turns_and_ends_with_the_user() -> None:
+    assert Question("x", "only").messages == [{"role": "user", "content": "only"}]
+    for question in CONVERSATIONS:
+        roles = [message["role"] for message in question.messages]
+        assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"]
+        assert question.messages[-1]["content"] == question.text

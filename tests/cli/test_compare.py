@@ -9,48 +9,44 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from paceline import NGram, SamplingParams, Suffix
 from paceline.bench import compare as bench
-from paceline.bench.prompts import BUILT_IN
-from paceline.cli import app
+from paceline.bench.demos import ENGLISH
 from paceline.llm import LLM
+from tests.cli import measured
+from tests.cli.measured import read
 
-RUNNER = CliRunner()
 NGRAM = "ngram:max_match=3,min_match=1,num_draft_tokens=4"
 
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    rows = ["the rider in front", "the rider behind rests and the rider", "then the next rider"]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
-    return path
+    return measured.write_rows(tmp_path / "rows.jsonl")
 
 
 def run(checkpoint: Path, folder: Path, *words: str) -> Result:
-    fixed = ["compare", "--model", str(checkpoint), "--output", str(folder), "--max-tokens", "20"]
-    return RUNNER.invoke(app, [*fixed, *words])
+    return measured.run("compare", checkpoint, folder, *words)
 
 
-def read(folder: Path) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return data
-
-
-def test_a_comparison_writes_its_table_its_json_and_its_picture(
+def test_a_comparison_writes_its_table_its_report_its_json_and_its_picture(
     checkpoint: Path, dataset: Path, tmp_path: Path
 ) -> None:
     words = ["--drafter", NGRAM, "--drafter", "suffix", "--dataset-path", str(dataset), "--rounds", "2"]
     result = run(checkpoint, tmp_path / "out", *words)
     assert result.exit_code == 0, result.output
-    rows = [line.split() for line in result.stdout.splitlines() if "×" in line]
+    rows = [line.split() for line in result.stdout.splitlines() if line.endswith("/3 ")]
     assert [row[0] for row in rows] == ["plain", "ngram", "suffix"]
     assert [row[-1] for row in rows] == ["3/3"] * 3
     assert "differs" not in result.stdout
+    assert "All 6 answers with drafts are plain's, token for token." in " ".join(result.stdout.split())
+    assert f"report: {tmp_path / 'out' / 'report.html'}" in result.stdout
+    assert "drafts accepted at position" in result.stdout
+    assert (tmp_path / "out" / "report.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
     data = read(tmp_path / "out")
+    assert data["kind"] == "compare"
     assert data["interrupted"] is False
     assert data["options"]["rounds"] == 2
     assert data["options"]["dataset_path"] == str(dataset)
@@ -91,8 +87,11 @@ def test_without_options_our_own_prompts_and_two_drafters_are_compared(checkpoin
     result = run(checkpoint, tmp_path, "--num-prompts", "1", "--max-tokens", "4")
     assert result.exit_code == 0, result.output
     data = read(tmp_path)
-    assert [variant["name"] for variant in data["variants"]] == ["plain", "ngram", "suffix"]
-    assert [prompt["name"] for prompt in data["prompts"]] == [BUILT_IN[0].name]
+    ngram = "ngram:max_match=3,min_match=1,num_draft_tokens=5"
+    assert [variant["name"] for variant in data["variants"]] == ["plain", ngram, "suffix"]
+    assert [variant["label"] for variant in data["variants"]] == ["plain", "ngram", "suffix"]
+    assert data["variants"][1]["drafter"] == repr(NGram(5, 1, 3))
+    assert [prompt["name"] for prompt in data["prompts"]] == [ENGLISH[0].name]
 
 
 def test_prompts_answered_together_and_sampled_say_the_same(checkpoint: Path, dataset: Path, tmp_path: Path) -> None:
@@ -119,10 +118,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, position: int) -> None:
 
     def faulty(llm: LLM, plan: bench.Plan, on_done: Any) -> bench.Pass:
         done = real(llm, plan, on_done)
-        if llm.engine.drafter is not None and llm.engine.drafter.name == "suffix" and len(done.outputs) > 1:
-            output = copy.deepcopy(done.outputs[1])
-            output.token_ids[position] += 1
-            done.outputs[1] = output
+        if llm.engine.drafter is not None and llm.engine.drafter.name == "suffix" and len(done.answers) > 1:
+            done.answers[1].output = copy.deepcopy(done.answers[1].output)
+            done.answers[1].output.token_ids[position] += 1
         return done
 
     monkeypatch.setattr(bench, "run_pass", faulty)
@@ -171,9 +169,13 @@ def test_an_interrupt_keeps_what_was_measured_and_exits_130(
     monkeypatch.setattr(bench, "run_pass", interrupted)
     result = run(checkpoint, tmp_path, "--dataset-path", str(dataset))
     assert result.exit_code == 130
-    assert [variant["name"] for variant in read(tmp_path)["variants"]] == ["plain", "ngram"]
-    assert read(tmp_path)["interrupted"] is True
+    data = read(tmp_path)
+    assert [variant["label"] for variant in data["variants"]] == ["plain", "ngram"]
+    assert data["interrupted"] is True
+    assert data["ngram"] is not None
+    assert "suffix" not in data
     assert (tmp_path / "compare.png").exists()
+    assert "Interrupted" in (tmp_path / "report.html").read_text()
     assert "interrupted" in result.stdout
 
 
@@ -214,6 +216,20 @@ def test_without_matplotlib_the_rest_is_there(
         (["--temperature", "-1"], "temperature=-1.0 is not allowed"),
         (["--dataset-path", "no-such-file"], "the dataset no-such-file cannot be read"),
         (["--output", "/dev/null/x"], "the output folder /dev/null/x cannot be made"),
+        (["--save-output", "results.txt"], "--save-output 'results.txt' is not allowed; its name must end in .json"),
+        (["--save-output", "/dev/null/x.json"], "the output folder /dev/null cannot be made"),
+        (["--demo", "de"], "--demo 'de' is not known; allowed: te (English), tc (Chinese) or chat (conversations)"),
+        (["--demo", "chat", "--raw"], "--demo chat asks conversations, which --raw cannot write"),
+        (["--tensor-parallel-size", "2"], "tensor_parallel_size=2 is not supported yet"),
+        (["--gpu-memory-utilization", "2"], "gpu_memory_utilization=2.0 is not allowed"),
+        (["--num-speculative-tokens", "0"], "num_draft_tokens is 0"),
+        (["--ngram-prompt-lookup-min", "4"], "min_match may not be the larger"),
+        (["--template", "unknown"], "prompt_template='unknown' is not known"),
+        (
+            ["--speculative-model", "m", "--drafter", "ngram"],
+            "--speculative-model and --drafter were both given; write the model as "
+            "--drafter draft:model=m,num_draft_tokens=5",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_sentence(

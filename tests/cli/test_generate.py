@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+import typer
+from typer.testing import CliRunner, Result
 
 import paceline
 from paceline import LLM, SamplingParams
-from paceline.cli import app
+from paceline.cli import app, loading, prompting
+from paceline.errors import OptionError
 from paceline.llm import LLM as Target
 
 RUNNER = CliRunner()
@@ -31,8 +36,14 @@ def expected(llm: LLM, chat: bool = True, **params: object) -> str:
     return llm.generate(TEXT, chosen)[0].outputs[0].text
 
 
+def invoke(checkpoint: Path, *words: str, given: str | None = None) -> Result:
+    fixed = {"--model": str(checkpoint), "--max-tokens": "12"}
+    added = [word for name, value in fixed.items() if name not in words for word in (name, value)]
+    return RUNNER.invoke(app, ["generate", *added, *words], input=given)
+
+
 def run(checkpoint: Path, *words: str, given: str | None = None) -> str:
-    result = RUNNER.invoke(app, ["generate", "--model", str(checkpoint), "--max-tokens", "12", *words], input=given)
+    result = invoke(checkpoint, *words, given=given)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -42,6 +53,7 @@ def test_the_prompt_may_be_an_argument_a_file_or_standard_input(llm: LLM, checkp
     text = expected(llm) + "\n"
     assert len(text) > 5
     assert run(checkpoint, TEXT) == text
+    assert run(checkpoint, *TEXT.split()) == text
     assert run(checkpoint, "--file", str(tmp_path / "prompt.txt")) == text
     assert run(checkpoint, given=TEXT) == text
     assert run(checkpoint, "-", given=TEXT) == text
@@ -62,11 +74,46 @@ def test_a_model_without_template_completes_the_text_as_it_is(without_template: 
     assert "no chat template" in result.stderr
 
 
-def test_sampling_options_reach_the_sampler(llm: LLM, checkpoint: Path) -> None:
-    words = ("--temperature", "0.9", "--top-p", "0.8", "--top-k", "20", "--seed", "7")
-    text = expected(llm, temperature=0.9, top_p=0.8, top_k=20, seed=7)
-    assert run(checkpoint, TEXT, *words) == text + "\n"
-    assert text != expected(llm)
+@pytest.mark.parametrize(
+    ("words", "params"),
+    [
+        (
+            "--temperature 0.9 --top-p 0.8 --top-k 20 --seed 7",
+            {"temperature": 0.9, "top_p": 0.8, "top_k": 20, "seed": 7},
+        ),
+        ("--temperature 1.5 --min-p 0.2 --seed 3", {"temperature": 1.5, "min_p": 0.2, "seed": 3}),
+        ("--presence-penalty 2 --frequency-penalty 1.5", {"presence_penalty": 2.0, "frequency_penalty": 1.5}),
+        ("--repetition-penalty 1.8", {"repetition_penalty": 1.8}),
+        ("--bad-word e --bad-word the", {"bad_words": ["e", "the"]}),
+        ("--min_tokens 4 --ignore_eos", {"min_tokens": 4, "ignore_eos": True}),
+    ],
+)
+def test_sampling_options_reach_the_sampler(
+    llm: LLM, checkpoint: Path, words: str, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[SamplingParams] = []
+    real = Target.stream
+    monkeypatch.setattr(
+        Target, "stream", lambda self, prompt, given: (seen.append(given), real(self, prompt, given))[1]
+    )
+    text = run(checkpoint, TEXT, *words.split())
+    assert seen == [SamplingParams(**{"temperature": 0.0, "max_tokens": 12, **params})]
+    assert text == expected(llm, **params) + "\n"
+
+
+def test_the_text_ends_before_any_of_the_stops(llm: LLM, checkpoint: Path) -> None:
+    whole = expected(llm)
+    first, second = whole[7:9], whole[4:5]
+    assert run(checkpoint, TEXT, "--stop", first, "--stop", second) == whole[: whole.index(second)] + "\n"
+    ids = llm.chat([{"role": "user", "content": TEXT}], SamplingParams(temperature=0.0, max_tokens=12))
+    token = ids[0].outputs[0].token_ids[3]
+    assert run(checkpoint, TEXT, "--stop-token-id", str(token)) == expected(llm, stop_token_ids=[token]) + "\n"
+
+
+def test_a_stop_may_be_a_line_break() -> None:
+    params = loading.read_params({"stop": ["\\n\\n", "\\t", "END"], "temperature": 0.5})
+    assert params.stop_strings == ("\n\n", "\t", "END")
+    assert params.temperature == 0.5
 
 
 def test_drafters_change_the_forwards_and_not_the_text(
@@ -110,10 +157,19 @@ def test_stats_go_to_standard_error(checkpoint: Path) -> None:
         (["x", "--file", "y"], "a prompt and --file were both given"),
         (["--file", "no-such-file"], "no-such-file cannot be read: No such file"),
         (["", "--raw"], "the prompt is empty"),
+        (["x", "--min-tokens", "13"], "min_tokens=13 is above max_tokens=12"),
+        (["x", "--stop", ""], "stop=[''] is not allowed"),
+        (["x", "--n", "0"], "n=0 is not allowed"),
+        (["x", "--logprobs", "-1"], "logprobs=-1 is not allowed"),
+        (["x", "--acceptance", "sure"], "acceptance='sure'"),
+        (["x", "--template", "alpaca"], "prompt_template='alpaca' is not known"),
+        (["x", "--system", "be kind", "--raw"], "--system needs a chat template"),
+        (["x", "--max-model-len", "1"], "max_model_len=1 leaves no room"),
+        (["x\udcff"], "the prompt cannot be read: it is not UTF-8 text"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_sentence(checkpoint: Path, words: list[str], said: str) -> None:
-    result = RUNNER.invoke(app, ["generate", "--model", str(checkpoint), *words])
+    result = invoke(checkpoint, *words)
     assert result.exit_code == 2
     assert said in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
@@ -150,6 +206,121 @@ def test_an_interrupt_ends_quietly_after_what_was_written(
     monkeypatch.undo()
     assert result.stdout.endswith("\n")
     assert expected(llm).startswith(result.stdout.removesuffix("\n"))
+
+
+def test_the_prompt_is_asked_for_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    typed = io.TextIOWrapper(io.BytesIO(b"what was typed\nnot read"))
+    monkeypatch.setattr(typed, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", typed)
+    assert prompting.read_text(None, None) == "what was typed"
+    assert capsys.readouterr() == ("", prompting.QUESTION)
+    monkeypatch.setattr(sys, "stdin", typed)
+    typed.buffer.read()
+    with pytest.raises(OptionError, match='type paceline generate "your prompt"'):
+        prompting.read_text(None, None)
+
+
+@pytest.mark.parametrize("where", ["--file", "standard input"])
+def test_a_prompt_that_is_no_text_is_refused(checkpoint: Path, tmp_path: Path, where: str) -> None:
+    (tmp_path / "prompt").write_bytes(b"caf\xe9")
+    words = ["--file", str(tmp_path / "prompt")] if where == "--file" else []
+    result = RUNNER.invoke(app, ["generate", "--model", str(checkpoint), *words], input=b"caf\xe9")
+    assert result.exit_code == 2
+    assert "it is not UTF-8 text" in result.stderr
+
+
+def test_a_template_and_a_system_message_reach_the_prompt(llm: LLM, checkpoint: Path) -> None:
+    result = json.loads(run(checkpoint, TEXT, "--template", "vicuna", "--system", "Be brief.", "--json"))
+    assert result["prompt"] == f"Be brief. USER: {TEXT} ASSISTANT:"
+    own = json.loads(run(checkpoint, TEXT, "--system", "Be brief.", "--json"))
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": TEXT}]
+    assert own["prompt"] == llm.read_chat(messages).text
+
+
+# Drafts in colours
+
+
+def test_show_drafts_styles_every_token_and_explains_itself(llm: LLM, checkpoint: Path) -> None:
+    shown = run(checkpoint, TEXT, "--show-drafts", "--drafter", str(checkpoint), "--color")
+    answer, legend = shown.split("\n\n")
+    assert re.sub(r"\x1b\[[0-9;]*m", "", answer) == expected(llm)
+    drafted = re.findall(r"\x1b\[1;32m(.*?)\x1b\[0m", answer)
+    output = (
+        LLM(str(checkpoint), drafter=str(checkpoint))
+        .chat([{"role": "user", "content": TEXT}], SamplingParams(temperature=0.0, max_tokens=12))[0]
+        .outputs[0]
+    )
+    told = zip(output.token_ids, output.provenance)
+    accepted = [token for token, origin in told if origin.kind == "accepted"]
+    assert "".join(drafted) == llm.tokenizer.decode(accepted)
+    assert "\x1b[1;32mdraft_model\x1b[0m" in legend
+    assert "drafted by draft_model and accepted" in legend
+    assert "\x1b[3;36mbonus\x1b[0m" in legend
+
+
+def test_on_a_pipe_show_drafts_is_plain_text_and_says_so(llm: LLM, checkpoint: Path) -> None:
+    result = invoke(checkpoint, TEXT, "--show-drafts")
+    assert result.stdout == expected(llm) + "\n"
+    assert "add --color" in result.stderr
+    assert invoke(checkpoint, TEXT, "--show-drafts", "--no-color").stdout == expected(llm) + "\n"
+
+
+def test_show_drafts_brings_a_drafter_where_none_was_named(checkpoint: Path) -> None:
+    named = json.loads(run(checkpoint, TEXT, "--show-drafts", "--json"))["drafter"]
+    assert (named, json.loads(run(checkpoint, TEXT, "--json"))["drafter"]) == (["suffix"], [])
+
+
+def test_colours_alone_change_nothing(llm: LLM, checkpoint: Path) -> None:
+    assert run(checkpoint, TEXT, "--color") == expected(llm) + "\n"
+
+
+# Several answers, figures and data
+
+
+def test_several_answers_come_one_after_the_other(llm: LLM, checkpoint: Path) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=12, n=3, seed=4)
+    outputs = llm.chat([{"role": "user", "content": TEXT}], params)[0].outputs
+    assert len({output.text for output in outputs}) == 3
+    shown = run(checkpoint, TEXT, "--n", "3", "--temperature", "1", "--seed", "4")
+    assert shown == "".join(f"--- {place} of 3\n{output.text}\n" for place, output in enumerate(outputs, start=1))
+
+
+def test_several_answers_without_temperature_are_remarked_upon(checkpoint: Path) -> None:
+    assert "add --temperature" in invoke(checkpoint, TEXT, "--n", "2").stderr
+
+
+def test_json_has_the_whole_answer(llm: LLM, checkpoint: Path) -> None:
+    words = ["--json", "--logprobs", "2", "--drafter", str(checkpoint), "--seed", "5"]
+    (output,) = json.loads(run(checkpoint, TEXT, *words))["outputs"]
+    params = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2)
+    own = llm.chat([{"role": "user", "content": TEXT}], params)[0].outputs[0]
+    assert own.logprobs is not None
+    assert (output["text"], output["token_ids"], output["seed"]) == (own.text, own.token_ids, 5)
+    assert [sorted(map(int, entry)) for entry in output["logprobs"]] == [sorted(entry) for entry in own.logprobs]
+    assert {origin["drafter"] for origin in output["provenance"]} == {None, "draft_model"}
+    assert output["stats"]["tokens"] == 12
+
+
+def test_logprobs_are_told_beside_the_text(llm: LLM, checkpoint: Path) -> None:
+    result = invoke(checkpoint, TEXT, "--logprobs", "1")
+    assert result.stdout == expected(llm) + "\n"
+    output = llm.chat([{"role": "user", "content": TEXT}], SamplingParams(temperature=0.0, max_tokens=12, logprobs=1))[
+        0
+    ].outputs[0]
+    assert output.logprobs is not None
+    for token, entries in zip(output.token_ids, output.logprobs):
+        assert f"{entries[token].logprob:.4f}" in result.stderr
+
+
+def test_every_option_has_its_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    help = RUNNER.invoke(app, ["generate", "--help"]).stdout
+    for name in ("--show-drafts", "--top-p", "--stop", "--ignore-eos", "--n", "--logprobs", "--json", "--acceptance"):
+        assert f"{name} " in help
+    assert max(len(line) for line in help.splitlines()) <= 80
+    command: Any = typer.main.get_command(app)
+    for option in command.commands["generate"].params:
+        assert option.help, option.name
 
 
 def test_version_is_told() -> None:

@@ -1,4 +1,5 @@
 #include "pool.h"
+#include <csignal>
 #include <pthread.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -40,6 +41,9 @@ Pool::Pool(int threads) : size_(threads) {
 }
 
 void Pool::work(int thread) {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);  // signals are for the program's own threads
     uint32_t seen = 0;
     for (;;) {
         wait_change(round_, seen);

@@ -1,0 +1,132 @@
+"""Blocks in README and docs that come from elsewhere: this script writes them, and nobody types them.
+
+    python docs/pages.py            rewrite every block
+    python docs/pages.py --check    change nothing; name the pages that are out of date
+
+    <!-- figures: NAME -->            bench/results/NAME.json as a table, up to <!-- /figures -->
+    <!-- spellings: SYSTEM -->        the rows of paceline.compat for that system, up to <!-- /spellings -->
+    <!-- example: NAME -->            the code block below shows examples/NAME
+    <!-- refusal: NAME -->            the sentence with which examples/NAME ends, up to <!-- /refusal -->
+    <!-- transcript: NAME -->         the text block below shows docs/transcripts/NAME.txt
+    <!-- recorded -->                 when and where the transcripts were made, up to <!-- /recorded -->
+
+Knows the markers. How results look is in figures.py, how transcripts are made in transcripts.py; docs/reference.md is
+written whole by reference.py, which this script calls.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import figures
+import reference
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES, TRANSCRIPTS = ROOT / "examples", ROOT / "docs" / "transcripts"
+FENCED = re.compile(r"(<!-- (example|transcript): ([\w./-]+) -->\n+)(`{3,})(\w*)\n(.*?)^\4$", re.DOTALL | re.MULTILINE)
+SPELLINGS = re.compile(r"(<!-- spellings: ([\w-]+) -->\n).*?(<!-- /spellings -->)", re.DOTALL)
+REFUSAL = re.compile(r"(<!-- refusal: ([\w./-]+) -->\n).*?(<!-- /refusal -->)", re.DOTALL)
+RECORDED = re.compile(r"(<!-- recorded -->\n).*?(<!-- /recorded -->)", re.DOTALL)
+GROUPS = (
+    ("Understood", ("same", "renamed")),
+    ("Taken, and said to have no effect", ("no effect",)),
+    ("Refused, with a sentence", ("refused", "later")),
+)
+LANGUAGES = {".py": "python", ".sh": "bash"}
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def rewrite(text: str) -> str:
+    """The page with every block as its source has it now."""
+    text = FENCED.sub(lambda match: match[1] + fenced(match[2], match[3]), text)
+    text = SPELLINGS.sub(lambda match: f"{match[1]}\n{spellings(match[2])}\n\n{match[3]}", text)
+    text = REFUSAL.sub(lambda match: f"{match[1]}\n> {refusal(match[2])}\n\n{match[3]}", text)
+    text = RECORDED.sub(lambda match: f"{match[1]}\n{recorded()}\n\n{match[2]}", text)
+    return figures.rewrite(text)
+
+
+def fenced(kind: str, name: str) -> str:
+    """A file as a code block, between fences longer than any in the file."""
+    path = EXAMPLES / name if kind == "example" else TRANSCRIPTS / f"{name}.txt"
+    body = path.read_text(encoding="utf-8")
+    longest = max((len(run) for run in re.findall(r"`{3,}", body)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}{LANGUAGES.get(path.suffix, 'text')}\n{body.rstrip()}\n{fence}"
+
+
+def refusal(name: str) -> str:
+    """What is said of something that is not there yet; a test holds the example to it."""
+    told: str = json.loads((EXAMPLES / "refused.json").read_text(encoding="utf-8"))[name]
+    return f"`{told}`"
+
+
+def recorded() -> str:
+    """Where the transcripts come from."""
+    data = json.loads((TRANSCRIPTS / "recorded.json").read_text(encoding="utf-8"))
+    machine, versions = data["machine"], data["versions"]
+    place = ", ".join(str(part) for part in (machine["gpu"], machine["cpu"], f"{machine['cores']} cores") if part)
+    return f"Recorded on {data['date'][:10]} with paceline {versions['paceline']}, torch {versions['torch']}: {place}."
+
+
+def spellings(system: str) -> str:
+    """What another system calls things, what each is here, and the test that holds it."""
+    from paceline.compat import SPELLINGS as rows
+
+    found = [row for row in rows if row.system == system]
+    parts = [_spelling_table(title, [row for row in found if row.effect in effects]) for title, effects in GROUPS]
+    test = found[0].test.replace(f"[{found[0].id}]", "[NAME]")
+    return "\n\n".join([f"Each row is held by a test, `{test}`; the last column gives its NAME.", *filter(None, parts)])
+
+
+def _spelling_table(title: str, rows: list[Any]) -> str:
+    if not rows:
+        return ""
+    heads = ["theirs", "here", "note", "test"]
+    lines = [heads, ["---"] * len(heads), *(_spelling(row) for row in rows)]
+    return f"**{title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _spelling(row: Any) -> list[str]:
+    """A row of the table. A flag that no command has is not shown: there the spelling is taken without effect."""
+    theirs = f"`{row.name}`" + (f" = `{row.value}`" if row.value else "")
+    words = [part for part in row.ours.split(", ") if part]
+    typed = [part for part in words if not part.startswith("--") or part.split()[0] in reference.flags()]
+    only = "no effect on the command line" if typed != words else "" if row.where == "both" else f"{row.where} only"
+    here = ", ".join(_code(part) for part in typed) or "–"
+    return [theirs, here, "; ".join(filter(None, (row.note, only))) or "–", f"`{row.id}`"]
+
+
+def _code(words: str) -> str:
+    before, quote, rest = words.partition("'s ")
+    return f"{before}{quote}`{rest}`" if quote else f"`{words}`"
+
+
+def main(words: list[str]) -> int:
+    check = words == ["--check"]
+    if words and not check:
+        print(__doc__)
+        return 2
+    stale = []
+    for page in pages():
+        old = page.read_text(encoding="utf-8")
+        new = reference.page() if page == reference.PAGE else rewrite(old)
+        if new != old:
+            stale.append(page.relative_to(ROOT).as_posix())
+            if not check:
+                page.write_text(new, encoding="utf-8")
+    for name in stale:
+        print(f"{name} {'is out of date' if check else 'was rewritten'}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,229 @@
+"""The one layout in which measurements are kept: what `compare` and `sweep` write, and all that reports read.
+
+    kind                        compare | sweep
+    command, date, versions, machine, revision, options, interrupted
+    interval                    how the intervals were found
+    prompts                     name, text, tokens
+    variants                    plain first: every figure, and every answer with whether it is plain's
+    best                        of a sweep: the draft length and what is said of it
+    shown                       a few answers, piece by piece with the origin of each
+    default, speculative, ngram of a comparison: texts, token ids and timings of plain decoding, of the draft model and
+                                of the n-gram drafter; null where there was none, and then NAME_reason says why.
+                                Other drafters stand beside them under their own names.
+
+Measures nothing, draws nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from paceline import pieces
+from paceline.bench import interval, machine, sweep
+from paceline.bench.compare import Answer, Comparison, Measured, labels
+from paceline.bench.differences import Difference
+from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.ngram import NGram
+
+FIELDS = {"speculative": DraftModel, "ngram": NGram}
+MAX_SHOWN = 3  # answers
+MAX_PIECES = 160  # tokens of each
+
+
+def record(kind: str, result: Comparison, tokenizer: Any, command: str, options: dict[str, Any]) -> dict[str, Any]:
+    """A measurement as plain data."""
+    data = {
+        "kind": kind,
+        "command": command,
+        **machine.record(),
+        "options": options,
+        "interrupted": result.interrupted,
+        "interval": interval.method(),
+        "prompts": [
+            {"name": name, "text": prompt.text, "tokens": len(prompt.ids)}
+            for name, prompt in zip(result.plan.names, result.plan.prompts)
+        ],
+        "variants": _record_variants(result),
+    }
+    best = sweep.find_best(result) if kind == "sweep" else None
+    if best is not None:
+        data["best"] = {
+            "draft_length": best.length,
+            "speed_up": best.speed_up.value,
+            "speed_up_interval": _bounds(best.speed_up),
+            "rivals": best.rivals,
+            "verdict": best.verdict,
+        }
+    data["shown"] = _record_shown(result, None if best is None else best.length, tokenizer)
+    if kind == "compare":
+        data |= _record_fields(result, data)
+    return data
+
+
+def _record_variants(result: Comparison) -> list[dict[str, Any]]:
+    names = labels([measured.variant for measured in result.measured])
+    return [
+        {"name": measured.variant.name, "label": label, **_record_variant(result, measured)}
+        for measured, label in zip(result.measured, names)
+    ]
+
+
+def _record_variant(result: Comparison, measured: Measured) -> dict[str, Any]:
+    stats, config, first = measured.stats, measured.variant.drafter, measured.passes[0]
+    time, forwards = result.speed_up(measured), result.forward_speed_up(measured)
+    plain = measured is result.plain
+    return {
+        "drafter": None if config is None else repr(config),
+        "draft_length": measured.variant.draft_length,
+        "seconds": [done.seconds for done in measured.passes],
+        "median_seconds": measured.seconds,
+        "tokens": first.tokens,
+        "tokens_per_second": measured.tokens_per_second,
+        "speed_up": time.value,
+        "speed_up_interval": None if plain else _bounds(time),
+        "forwards": sum(answer.output.stats.rounds for answer in first.answers),
+        "forward_speed_up": forwards.value,
+        "forward_speed_up_interval": None if plain else _bounds(forwards),
+        "tokens_per_forward": stats.tokens_per_forward,
+        "acceptance": stats.acceptance if sum(stats.proposed) else None,
+        "acceptance_by_position": stats.acceptance_by_position,
+        "proposed_by_position": stats.proposed,
+        "repeated_4grams": sweep.repeated_share(answer.output.token_ids for answer in first.answers),
+        "draft_seconds": [done.draft_seconds for done in measured.passes],
+        "verify_seconds": [done.verify_seconds for done in measured.passes],
+        "rest_seconds": [done.rest_seconds for done in measured.passes],
+        "complete": first.complete,
+        "answered": len(first.answers),
+        "identical": measured.num_identical,
+        "answers": _record_answers(result, measured),
+    }
+
+
+def _bounds(found: interval.Estimate) -> list[float] | None:
+    return None if found.low is None or found.high is None else [found.low, found.high]
+
+
+def _record_answers(result: Comparison, measured: Measured) -> list[dict[str, Any]]:
+    """Of the first pass; a difference may be of another."""
+    differing = {found.prompt: found for found in measured.differences}
+    return [
+        {
+            "prompt": result.plan.names[answer.prompt],
+            "text": answer.output.text,
+            "token_ids": answer.output.token_ids,
+            "finish_reason": answer.output.finish_reason,
+            "identical": answer.prompt not in differing,
+            "difference": _record_difference(differing.get(answer.prompt)),
+        }
+        for answer in measured.passes[0].answers
+    ]
+
+
+def _record_difference(found: Difference | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    names = ("round", "position", "expected", "got", "margin")
+    return {name: getattr(found, name) for name in names}
+
+
+# default, speculative, ngram
+
+
+def _record_fields(result: Comparison, taken: dict[str, Any]) -> dict[str, Any]:
+    """Every variant under the name that scripts know, or its own."""
+    fields: dict[str, Any] = {"default": _record_run(result.plain)}
+    left = result.measured[1:]
+    for name, kind in FIELDS.items():
+        found = next((measured for measured in left if isinstance(measured.variant.drafter, kind)), None)
+        fields[name] = None if found is None else _record_run(found)
+        if found is None:
+            fields[f"{name}_reason"] = _reason(result, name, kind)
+        else:
+            left.remove(found)
+    for measured in left:
+        name = measured.variant.name
+        fields[f"drafter {name}" if name in taken or name in fields else name] = _record_run(measured)
+    return fields
+
+
+def _reason(result: Comparison, name: str, kind: type) -> str:
+    if any(isinstance(variant.drafter, kind) for variant in result.plan.drafters):
+        return "interrupted before it had an answer"
+    option = {"speculative": "--speculative-model NAME or --drafter NAME", "ngram": "--drafter ngram"}[name]
+    return f"not asked for; {option} asks for it"
+
+
+def _record_run(measured: Measured) -> dict[str, Any]:
+    config = measured.variant.drafter
+    answers = measured.passes[0].answers
+    return {
+        "name": measured.variant.name,
+        "drafter": None if config is None else repr(config),
+        "prompts": [answer.prompt for answer in answers],
+        "texts": [answer.output.text for answer in answers],
+        "token_ids": [answer.output.token_ids for answer in answers],
+        "seconds": [[answer.seconds for answer in done.answers] for done in measured.passes],
+        "total_seconds": [done.seconds for done in measured.passes],
+    }
+
+
+# Answers to be looked at
+
+
+def _record_shown(result: Comparison, length: int | None, tokenizer: Any) -> list[dict[str, Any]]:
+    if tokenizer is None:
+        return []
+    shown = []
+    names = labels([measured.variant for measured in result.measured])
+    for measured, answer in choose_answers(result, length):
+        output = answer.output
+        told = pieces.pieces(output.token_ids[:MAX_PIECES], output.provenance[:MAX_PIECES], tokenizer)
+        shown.append(
+            {
+                "variant": names[result.measured.index(measured)],
+                "prompt": result.plan.names[answer.prompt],
+                "tokens": len(output.token_ids),
+                "forwards": output.stats.rounds,
+                "cut": len(output.token_ids) > MAX_PIECES,
+                "pieces": [[text, origin.kind, origin.drafter] for text, origin in told],
+            }
+        )
+    return shown
+
+
+def choose_answers(result: Comparison, length: int | None = None) -> list[tuple[Measured, Answer]]:
+    """Those that show drafting best: plain's text, most of it drafted, each of another prompt, drafters in turn."""
+    rest = [m for m in result.measured[1:] if length is None or m.variant.draft_length == length]
+    chosen: list[tuple[Measured, Answer]] = []
+    while len(chosen) < MAX_SHOWN:
+        before = len(chosen)
+        for measured in rest:
+            taken = {answer.prompt for _, answer in chosen} | {found.prompt for found in measured.differences}
+            offered = [a for a in measured.passes[0].answers if a.prompt not in taken and _drafted(a)]
+            if offered and len(chosen) < MAX_SHOWN:
+                chosen.append((measured, max(offered, key=_drafted)))
+        if len(chosen) == before:
+            break
+    return chosen
+
+
+def _drafted(answer: Answer) -> float:
+    """The share of its tokens that were drafted."""
+    told = answer.output.provenance[:MAX_PIECES]
+    return sum(origin.kind == "accepted" for origin in told) / len(told) if told else 0.0
+
+
+# Files
+
+_NUMBERS = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s+\]")
+
+
+def write(path: Path, data: dict[str, Any]) -> None:
+    """As JSON, a list of numbers on one line. No string is touched: a line break in one is written as \\n."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    text = _NUMBERS.sub(lambda found: "[" + re.sub(r"\s+", " ", found[1]) + "]", text)
+    path.write_text(text + "\n", encoding="utf-8")

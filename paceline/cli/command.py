@@ -1,0 +1,111 @@
+"""How every command reads its words: hyphens or underscores, our flags or another system's.
+
+    --max_new_tokens=512   →   --max-tokens 512
+
+A flag that the command declares is the command's, whatever it means elsewhere; the others go to `paceline.compat`,
+which answers with ours. So a command never sees a foreign word, and nothing is said in two ways without an error.
+This module knows how flags are written. It must not know what any of them means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from typer.core import TyperCommand
+
+from paceline import compat
+from paceline.compat import Flag
+from paceline.errors import OptionError
+
+EPILOG = (
+    "Hyphens and underscores are the same in a flag's name. The flags of vLLM, LMFlow, Colossal-Inference and "
+    "PaddleNLP are understood too: docs/coming-from has a table for each."
+)
+END = "--"  # after it everything is an argument
+
+
+class Command(TyperCommand):
+    """A command that understands every spelling of its flags."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        declared = {flag: option for option in self.get_params(ctx) for flag in _flags_of(option)}
+        return super().parse_args(ctx, rewrite(args, declared, ctx.command_path))
+
+
+def rewrite(words: list[str], declared: Mapping[str, Any], command: str) -> list[str]:
+    """The same words with every flag as the command declares it."""
+    own, foreign, rest = _read(words, declared, command)
+    given = [*own, *compat.rewrite_flags(foreign, own, declared, command)]
+    _refuse_two_values(given, declared)
+    return [*(word for flag in given for word in flag.words()), *rest]
+
+
+def _flags_of(option: Any) -> list[str]:
+    """Its flags, those that say no included; an argument has none."""
+    return [flag for flag in (*option.opts, *option.secondary_opts) if flag.startswith("-")]
+
+
+def _read(words: list[str], declared: Mapping[str, Any], command: str) -> tuple[list[Flag], list[Flag], list[str]]:
+    """The command's own flags, the others, and what is no long flag."""
+    own: list[Flag] = []
+    foreign: list[Flag] = []
+    rest: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word == END:
+            return own, foreign, [*rest, END, *left]
+        if not word.startswith("--"):
+            rest.append(_no_flag(word, declared))
+            continue
+        typed, equals, value = word.partition("=")
+        name = typed.replace("_", "-")
+        takes = _takes(declared[name]) if name in declared else compat.takes_value(name, declared, command)
+        if equals:
+            flag = Flag(name, value, f"{typed} {value}")
+        elif left and takes(left[0]):
+            flag = Flag(name, left[0], f"{typed} {left.pop(0)}")
+        else:
+            flag = Flag(name, None, typed)
+        (own if name in declared else foreign).append(flag)
+    return own, foreign, rest
+
+
+def _no_flag(word: str, declared: Mapping[str, Any]) -> str:
+    """A word that is no long flag; a short one that the command does not have is refused."""
+    if word.startswith("-") and word != "-" and word[:2] not in declared:
+        after = f"an argument that begins with one goes after {END}"
+        raise OptionError(f"option {word!r} is not known: flags begin with two hyphens; {after}")
+    return word
+
+
+def _takes(option: Any) -> Callable[[str], bool]:
+    """Whether a word that follows the flag is its value."""
+    return lambda word: not (option.is_flag or option.count)
+
+
+def _refuse_two_values(given: Iterable[Flag], declared: Mapping[str, Any]) -> None:
+    """One option said in two ways, differently: no value is silently the one that counts.
+
+    The same flag written twice is another matter: there the last one counts, as everywhere.
+    """
+    said: dict[str, dict[str, tuple[str, str]]] = {}  # option → flag as written → its value
+    for flag in given:
+        option = declared[flag.name]
+        if not (option.multiple or option.count):
+            value = flag.name if option.is_flag else str(flag.value)
+            said.setdefault(option.name, {})[flag.written.split(" ")[0]] = (value, flag.written)
+    for ways in said.values():
+        (value, first), *others = ways.values()
+        for other, second in others:
+            if not _same(value, other):
+                raise OptionError(f"{first} and {second} contradict each other; give one")
+
+
+def _same(one: str, other: str) -> bool:
+    """As text, or as numbers: 0 is 0.0."""
+    try:
+        return one == other or float(one) == float(other)
+    except ValueError:
+        return False

@@ -1,0 +1,60 @@
+"""A draft model that stays loaded drafts as one that was loaded anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline import LLM, DraftModel, NGram, SamplingParams
+from paceline.bench import kept
+from paceline.models import loader
+from tests.cli.checkpoints import make_model
+
+PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 10, 9, 10, 9]]
+PARAMS = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return make_model(97)
+
+
+def make_llm(model: Any) -> LLM:
+    return LLM(model, kernels="reference", max_model_len=200, max_num_seqs=2, prefix_caching=False)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every model that is read."""
+    seen: list[Any] = []
+    real = loader.build
+    monkeypatch.setattr(loader, "build", lambda *given: (seen.append(given[0]), real(*given))[1])
+    return seen
+
+
+def run(llm: LLM, drafter: Any) -> list[Any]:
+    llm.set_drafter(drafter)
+    outputs = [output.outputs[0] for output in llm.generate(PROMPTS, PARAMS)]
+    return [(output.token_ids, output.provenance, output.stats.proposed, output.stats.accepted) for output in outputs]
+
+
+def test_one_set_of_weights_serves_all_lengths_and_drafts_the_same(model: Any, loads: list[Any]) -> None:
+    lengths = [1, 4, 2, 4]
+    configs = [DraftModel(model, length) for length in lengths]
+    fresh = [run(make_llm(model), config) for config in configs]
+    llm = make_llm(model)
+    loads.clear()
+    shared = kept.keep_loaded([None, NGram(), *configs])
+    assert shared[:2] == [None, NGram()]
+    for drafter, expected, length in zip(shared[2:], fresh, lengths):
+        assert run(llm, drafter) == expected
+        assert run(llm, None)  # plain decoding in between, as in a measurement
+        assert [len(proposed) for _, _, proposed, _ in expected] == [length, length]
+    assert len(loads) == 1
+
+
+def test_two_different_draft_models_are_not_both_kept(model: Any) -> None:
+    configs = [DraftModel("one", 3), DraftModel("two", 3)]
+    assert kept.keep_loaded(configs) == configs
+    assert kept.keep_loaded([None, NGram()]) == [None, NGram()]

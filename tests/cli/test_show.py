@@ -1,0 +1,115 @@
+"""What reaches a terminal: styles, the line of figures below the text, and nothing that moves a cursor by itself."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.cli.show import Painter, column_after
+from paceline.engine.sequence import Provenance
+from tests.cli.screen import Screen
+
+DRAFTED, OWN = Provenance("ngram", "accepted", 0, 1), Provenance(None, "plain", 0, 2)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "12")
+    monkeypatch.setenv("LINES", "4")
+
+
+LETTERS = st.text(alphabet="ab \n\t漢é", max_size=9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(LETTERS, st.booleans(), st.sampled_from([None, "figures", "a longer line of figures"]))))
+def test_the_line_below_leaves_no_trace_in_the_text(parts: list[tuple[str, bool, str | None]]) -> None:
+    """At the edge, at the bottom, over wide characters: once gone, the screen is as if it had never been there."""
+    stream = Terminal()
+    painter = Painter(stream)
+    for text, drafted, below in parts:
+        painter.write([(text, DRAFTED if drafted else OWN)], below)
+    painter.end()
+    with_line, without = Screen(12, 4), Screen(12, 4)
+    with_line.feed(stream.getvalue())
+    without.feed("".join(text for text, _, _ in parts) + "\n")
+    assert with_line.text == without.text
+    assert with_line.column == without.column == 0
+
+
+def test_the_line_stands_below_the_text_while_it_comes() -> None:
+    stream, screen = Terminal(), Screen(12, 4)
+    painter = Painter(stream)
+    painter.write([("one two\nthr", OWN)], "3 tokens and more")
+    screen.feed(stream.getvalue())
+    assert screen.lines[:3] == ["one two", "thr", "3 tokens an"]
+    assert (screen.row, screen.column) == (1, 3)
+
+
+def test_a_stream_that_is_no_terminal_gets_the_text_and_nothing_else() -> None:
+    stream = io.StringIO()
+    painter = Painter(stream)
+    painter.write([("a\x1b[2J", DRAFTED), ("b\n", OWN)], "figures")
+    painter.end()
+    assert stream.getvalue() == "a\x1b[2Jb\n\n"
+    assert painter.legend(["accepted", "plain"]) == [
+        "  ngram  drafted by ngram and accepted",
+        "  plain  no draft",
+    ]
+
+
+def test_styles_are_forced_or_forbidden_whatever_the_stream() -> None:
+    forced, forbidden = io.StringIO(), Terminal()
+    Painter(forced, True).write([("a\nb", DRAFTED), ("c", OWN)])
+    assert forced.getvalue() == "\x1b[1;32ma\x1b[0m\n\x1b[1;32mb\x1b[0mc"
+    Painter(forbidden, False).write([("a\nb", DRAFTED), ("c", OWN)])
+    assert forbidden.getvalue() == "a\nbc"
+
+
+def test_without_colours_the_other_differences_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    Painter(stream).write([("a", DRAFTED), ("c", Provenance(None, "corrected", 0, 1))])
+    assert stream.getvalue() == "\x1b[1ma\x1b[0m\x1b[4mc\x1b[0m"
+
+
+def test_a_model_cannot_steer_the_terminal() -> None:
+    stream = Terminal()
+    Painter(stream, False).write([("a\x1b[2J\x07\r\tb\n", OWN)])
+    assert stream.getvalue() == "a␛[2J␇␍\tb\n"
+
+
+def test_a_dumb_terminal_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    Painter(stream).write([("a", DRAFTED)], "figures")
+    assert stream.getvalue() == "a"
+
+
+def test_characters_the_stream_cannot_write_become_question_marks() -> None:
+    raw = io.BytesIO()
+    stream: Any = io.TextIOWrapper(raw, encoding="latin-1")
+    Painter(stream).put("é ≈ 😀")
+    assert raw.getvalue() == "é ? ?".encode("latin-1")
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [("abc", 3), ("a" * 12, 12), ("a" * 13, 1), ("a\nbc", 2), ("\t", 8), ("a" * 9 + "\t", 11), ("a" * 11 + "漢", 2)],
+)
+def test_the_column_is_where_a_terminal_s_cursor_is(text: str, column: int) -> None:
+    assert column_after(text, 0, 12) == column
