@@ -28,6 +28,17 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
+    def press(self, key: str, until: str) -> None:
+        """A key that makes a signal, as often as it takes: Python's readline forgets one that comes as it goes to wait."""
+        end = time.monotonic() + PATIENCE
+        while self.written.find(until.encode(), self._seen) < 0:
+            assert time.monotonic() < end, f"{until!r} was not written:\n{self.screen.text}"
+            self.type(key)
+            pause = time.monotonic() + 1.0
+            while self.written.find(until.encode(), self._seen) < 0 and time.monotonic() < pause:
+                self._read(0.1)
+        self.wait_for(until)
+
     def wait_for(self, text: str) -> None:
         """Until the program writes `text`, after whatever was waited for before."""
         end = time.monotonic() + PATIENCE

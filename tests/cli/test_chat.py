@@ -401,9 +401,7 @@ def test_on_a_terminal_the_chat_is_coloured_and_leaves_a_clean_screen(llm: LLM, 
         terminal.wait_for("temperature: 0.5")
         terminal.wait_for("> ")
         terminal.type("half a line")
-        terminal.wait_for("half a line")  # it is being read, so the signal will find somebody waiting
-        terminal.type("\x03")
-        terminal.wait_for("/quit or Ctrl-D ends the chat")
+        terminal.press("\x03", until="/quit or Ctrl-D ends the chat")
         terminal.wait_for("> ")
         terminal.type("\x04")
         assert terminal.wait() == 0
