@@ -29,7 +29,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def press(self, key: str, until: str) -> None:
-        """A key that makes a signal, as often as it takes: Python's readline forgets one that comes as it goes to wait."""
+        """A key that makes a signal, as often as it takes: readline forgets one that comes just as it goes to wait."""
         end = time.monotonic() + PATIENCE
         while self.written.find(until.encode(), self._seen) < 0:
             assert time.monotonic() < end, f"{until!r} was not written:\n{self.screen.text}"
