@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test check docs clean
 
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml constraints.txt hatch_build.py $(wildcard paceline/kernels/cpu/csrc/*)
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $@

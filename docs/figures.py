@@ -2,12 +2,13 @@
 
 A block stands between `<!-- figures: NAME -->` and `<!-- /figures -->` and shows bench/results/NAME.json.
 `python docs/pages.py` rewrites them all, next to the other blocks that come from files; this script does the same.
-Knows the layouts of `paceline compare`, `paceline sweep`, bench/gpu_smoke.py and bench/host_overhead.py. Measures
-nothing, and rounds only for reading.
+Knows the layouts of `paceline compare`, `paceline sweep` and of the scripts in bench/. Measures nothing, and rounds
+only for reading.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import sys
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 BLOCK = re.compile(r"(<!-- figures: ([\w.-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 MISSING = "*not measured yet*"
+ARITHMETIC = {"torch": "float32 (torch kernels)", "native": "packed (native kernels)"}
 
 
 def rewrite(text: str, results: Path = RESULTS) -> str:
@@ -39,7 +41,52 @@ def render(name: str, results: Path = RESULTS) -> str:
         return render_runs(data)
     if "rows" in data:
         return render_rows(data)
-    raise ValueError(f"{path.name} has no 'variants', 'runs' or 'rows': its layout is not known here")
+    if "figures" in data:
+        return render_peers(data)
+    if "sides" in data:
+        return render_perplexity(data)
+    raise ValueError(f"{path.name} has none of variants, runs, rows, figures, sides: its layout is not known here")
+
+
+def render_peers(data: dict[str, Any]) -> str:
+    """What bench/cpu_peers.py wrote: the figures that have something to reach, reached or not."""
+    reach = _reach()
+    rows = []
+    for row in (row for figure in data["figures"].values() for row in figure["rows"]):
+        sign, wanted = reach.get(f"{row['figure']} / {row['against']}", ("", None))
+        if wanted is not None and row["ratio"] is not None:
+            there = row["ratio"] >= wanted if sign == "≥" else row["ratio"] <= wanted
+            figures = [f"{value:.4g} {row['unit']}" for value in (row["ours"], row["peer"])]
+            named = f"{row['against']} ({row['note']})" if row["note"] else row["against"]
+            ratio = f"{row['ratio']:.2f}×" if there else f"**{row['ratio']:.2f}×**"
+            rows.append([row["figure"], figures[0], named, figures[1], ratio, f"{sign} {wanted:g}"])
+    first = next(iter(data["figures"].values()))
+    named = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
+    told = f"{data['machine']['cpu']}, {data['threads']} threads; {named}. Bold: not reached."
+    heads = ["figure", "paceline", "against", "theirs", "ratio", "wanted"]
+    return f"{table(heads, rows)}\n\n{told}"
+
+
+def _reach() -> dict[str, tuple[str, float]]:
+    spec = importlib.util.spec_from_file_location("cpu_peers", ROOT / "bench" / "cpu_peers.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["cpu_peers"] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    found: dict[str, tuple[str, float]] = module.REACH
+    return found
+
+
+def render_perplexity(data: dict[str, Any]) -> str:
+    """What bench/perplexity.py wrote."""
+    rows = [
+        [ARITHMETIC.get(side, side), f"{told['perplexity']:.4f}", f"{told['ratio']:.5f}"]
+        for side, told in data["sides"].items()
+        if told["ratio"] is not None
+    ]
+    predicted = sum(size - 1 for size in data["chunk_sizes"])
+    told = f"{data['model']}, {predicted} tokens of a fixed text in chunks of at most {max(data['chunk_sizes'])}."
+    return f"{table(['arithmetic', 'perplexity', 'over float32'], rows)}\n\n{told}"
 
 
 def render_compare(data: dict[str, Any]) -> str:

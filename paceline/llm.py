@@ -240,6 +240,7 @@ class LLM:
         return samples
 
     def step(self) -> list[Update]:
+        """One round of the engine; returns the updates of rounds that have completed, possibly none."""
         return self.engine.step()
 
     def abort(self, request_id: str) -> None:

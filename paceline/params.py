@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.errors import OptionError
@@ -106,19 +106,6 @@ class SamplingParams:
             raise OptionError(
                 f"bad_words={self.bad_words!r} is not allowed; allowed: a list of non-empty words or id lists"
             )
-
-
-def params_from(options: Mapping[str, Any]) -> SamplingParams:
-    """From a dictionary; an unknown name is refused with the nearest known one."""
-    import difflib
-
-    known = [item.name for item in fields(SamplingParams) if item.init]
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; allowed: {', '.join(known)}"
-            raise OptionError(f"sampling parameter {name!r} is not known{hint}")
-    return SamplingParams(**options)
 
 
 def stop_at_special(params: SamplingParams, tokenizer: Any) -> SamplingParams:

@@ -27,12 +27,35 @@ MEANINGS = {
 DRAFTER_STYLES = (STYLES["accepted"], "bold underline magenta", "bold italic blue", "bold reverse green")
 
 
-def pieces(ids: Sequence[int], provenance: Sequence[Provenance], tokenizer: Any) -> list[Piece]:
-    """A whole answer, piece by piece; a character that took several tokens belongs to the last of them."""
-    stream = Pieces(tokenizer)
-    stream.take(list(ids), provenance)
+# Control codes as they may be shown: by their symbols, and those of the upper half, which have none, by a sign for it.
+VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
+VISIBLE |= dict.fromkeys(range(0x80, 0xA0), "\ufffd")
+
+
+def readable(text: str) -> str:
+    """Text that moves no cursor but by its line breaks and tabs."""
+    return text.translate(VISIBLE)
+
+
+def pieces(
+    ids: Sequence[int],
+    provenance: Sequence[Provenance],
+    tokenizer: Any,
+    prompt: Sequence[int] = (),
+    text: str | None = None,
+    most: int | None = None,
+) -> list[Piece]:
+    """An answer, piece by piece; a character that took several tokens belongs to the last of them.
+
+    prompt: the ids before it. text: what was kept of the answer, which may be less than its tokens say. most: only so
+    many of its first tokens.
+    """
+    stream = Pieces(tokenizer, prompt)
+    stream.take(ids[:most], provenance)
+    if most is not None and most < len(ids):
+        return stream.show(None if text is None else text[: stream.ready])
     stream.finish()
-    return stream.show(None)
+    return stream.show(text)
 
 
 def legend(drafters: Sequence[str], kinds: Iterable[str]) -> list[tuple[str, str, str]]:
@@ -79,6 +102,11 @@ class Pieces:
         text = self._detokenizer.take()
         if text and self._last is not None:
             self._waiting.append((text, self._last))
+
+    @property
+    def ready(self) -> int:
+        """How many characters `show` could show by now."""
+        return sum(len(piece) for piece, _ in self._waiting)
 
     def show(self, text: str | None) -> list[Piece]:
         """The next piece or pieces, as many as make up `text`; None: all there are."""

@@ -44,8 +44,8 @@ class PromptTemplate:
             self._jinja = NAMED[given]
         elif PLACE in given:
             self._format = given
-        elif _is_file(given):
-            self._jinja, self.own = Path(given).read_text(), True
+        elif is_file(given):
+            self._jinja, self.own = _read(Path(given)), True
         else:
             raise OptionError(
                 f"prompt_template={given!r} is not known; allowed: {', '.join(NAMED)}, a string with {PLACE}, or the "
@@ -78,8 +78,18 @@ class PromptTemplate:
         return getattr(self._tokenizer, "chat_template", None)
 
 
-def _is_file(name: str) -> bool:
+def is_file(name: str) -> bool:
+    """Whether a template's name is the path of a file."""
     try:
         return Path(name).is_file()
     except OSError:  # too long for a path
         return False
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise OptionError(f"the template file {path} cannot be read: it is not UTF-8 text") from None
+    except OSError as error:
+        raise OptionError(f"the template file {path} cannot be read: {error.strerror or error}") from None

@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 
 from paceline import LLM, DraftModel, FirstOf, NGram, PacelineError, SamplingParams, Suffix
 from paceline.errors import CheckpointError, OptionError, VocabularyError
-from paceline.params import params_from
 from tests.engine.test_detokenizer import NUM_IDS, tokenizer
 from tests.fakes import Hopeless, tiny_llm, tiny_model
 
@@ -190,15 +189,6 @@ def test_a_parameter_the_model_cannot_serve_is_refused(given: dict[str, Any], na
         engine().generate([PROMPT], SamplingParams(**given))
     assert_sentence(caught.value, *named)
     assert_works(engine())
-
-
-def test_an_unknown_sampling_parameter_is_refused_naming_the_nearest() -> None:
-    with pytest.raises(OptionError) as caught:
-        params_from({"temprature": 1.0})
-    assert_sentence(caught.value, "'temprature'", "did you mean temperature?")
-    with pytest.raises(OptionError) as caught:
-        params_from({"zzz": 1})
-    assert_sentence(caught.value, "'zzz'", "allowed:", "top_p")
 
 
 # Engine options.

@@ -21,7 +21,7 @@ from paceline.compat.reading import READERS
 from paceline.errors import OptionError
 from paceline.llm import EngineOptions
 from tests.cli.checkpoints import make_model, make_tokenizer
-from tests.fakes import tiny_llm, tiny_model
+from tests.fakes import Hopeless, tiny_llm, tiny_model
 from tests.spellings import CASES, Case, as_flags
 
 KNOWN = ["model", "drafter", "num_draft_tokens", *(item.name for item in fields(EngineOptions))]
@@ -159,6 +159,33 @@ def test_spellings_together_make_one_drafter(given: dict[str, Any], expected: An
     assert translate(given, KNOWN).get("drafter") == expected
 
 
+BESIDE_OURS: list[tuple[dict[str, Any], Any]] = [
+    ({"drafter": "ngram", "ngram_prompt_lookup_max": 3}, NGram(min_match=1, max_match=3)),
+    ({"drafter": "ngram", "ngram_prompt_lookup_max": 3, "num_speculative_tokens": 4}, NGram(4, 1, 3)),
+    ({"drafter": "ngram", "ngram_prompt_lookup_max": 3, "ngram_prompt_lookup_min": 2}, NGram(5, 2, 3)),
+    ({"drafter": "ngram", "speculate_max_ngram_size": 2}, NGram(max_match=2)),
+    ({"drafter": "d", "speculative_model_quantization": "int8"}, DraftModel("d", quantization="int8")),
+    ({"drafter": "d", "draft_model_quant_type": "weight_only_int4"}, DraftModel("d", quantization="int4")),
+    ({"drafter": "d", "speculate_method": "draft_model"}, "d"),
+]
+
+
+@pytest.mark.parametrize("given, expected", BESIDE_OURS, ids=lambda value: str(value)[:60])
+def test_a_foreign_option_applies_to_the_drafter_that_our_own_word_names(
+    given: dict[str, Any], expected: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert translate(given, KNOWN)["drafter"] == expected
+    assert not caplog.records
+
+
+def test_an_engine_takes_a_foreign_option_beside_our_own_drafter() -> None:
+    ours = tiny_llm(NGram(4, 1, 3)).generate([PROMPT * 3], temperature=0, max_tokens=40, ignore_eos=True)
+    llm = tiny_llm("ngram", ngram_prompt_lookup_max=3, num_speculative_tokens=4)
+    theirs = llm.generate([PROMPT * 3], temperature=0, max_tokens=40, ignore_eos=True)
+    assert theirs[0].outputs[0].stats.proposed == ours[0].outputs[0].stats.proposed != []
+    assert theirs[0].outputs[0].stats.rounds == ours[0].outputs[0].stats.rounds
+
+
 @pytest.mark.parametrize(
     "typed, spec",
     [
@@ -192,6 +219,8 @@ def test_a_foreign_drafter_is_written_as_ours(typed: str, spec: str) -> None:
         ("--max_output_len 8 --max-tokens 4", {"max_tokens": 4}),
         ("--max_n_spec_tokens 3", {"num_draft_tokens": 3}),
         ("--gamma 3 --drafter suffix", {"num_draft_tokens": 3, "drafter": Suffix()}),
+        ("--drafter d --speculative-model-quantization int8", {"drafter": DraftModel("d", quantization="int8")}),
+        ("--drafter ngram --ngram-prompt-lookup-max 3", {"drafter": NGram(min_match=1, max_match=3)}),
         ("--append_attn --inference_model 1 --top_k 5", {"top_k": 5}),
     ],
 )
@@ -212,6 +241,11 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"num_speculative_tokens": 3}, ("num_speculative_tokens=3", "speculative_model")),
     ({"speculate_max_ngram_size": 3}, ("speculate_max_ngram_size=3", "needs a drafter")),
     ({"drafter": NGram(2), "gamma": 3}, ("gamma=3", "NGram", "its own")),
+    ({"drafter": NGram(2), "ngram_prompt_lookup_max": 3}, ("ngram_prompt_lookup_max=3", "NGram", "its own")),
+    ({"drafter": FirstOf("ngram", "suffix"), "ngram_prompt_lookup_max": 3}, ("FirstOf", "its own")),
+    ({"drafter": Hopeless({}, 3), "ngram_prompt_lookup_max": 3}, ("Hopeless", "its own")),
+    ({"drafter": "ngran", "ngram_prompt_lookup_max": 3}, ("'ngran'", "did you mean 'ngram'?")),
+    ({"drafter": "ngram", "speculate_method": "draft_model"}, ("speculate_method", "needs the draft model")),
     ({"speculative_model": "[ngram]"}, ("'[ngram]'", "ngram_prompt_lookup_max")),
     ({"speculative_model": "d", "num_speculative_tokens": 0}, ("num_draft_tokens=0", "1 or more")),
     ({"speculative_config": {"method": "suffix", "num_speculative_tokens": 0}}, ("0", "at least 1")),
@@ -326,6 +360,14 @@ INAPPLICABLE = [
         ["speculative_config.prompt_lookup_max=3", "speculative_config.use_heterogeneous_vocab=True"],
     ),
     ({"speculate_method": "None", "speculate_max_draft_token_num": 3}, None, ["speculate_max_draft_token_num=3"]),
+    ({"drafter": "suffix", "ngram_prompt_lookup_max": 3}, Suffix(), ["ngram_prompt_lookup_max=3"]),
+    ({"drafter": "none", "ngram_prompt_lookup_max": 3}, "none", ["ngram_prompt_lookup_max=3"]),
+    ({"drafter": Suffix(4), "ngram_prompt_lookup_max": 3}, Suffix(4), ["ngram_prompt_lookup_max=3"]),
+    (
+        {"drafter": "ngram", "speculative_model_quantization": "int8"},
+        NGram(),
+        ["speculative_model_quantization='int8'"],
+    ),
 ]
 
 
@@ -357,7 +399,42 @@ def test_a_temperature_beside_do_sample_false_is_said_to_have_no_effect(caplog: 
         assert read_request({"do_sample": False, "temperature": 0.7}, 4, Notices()) == {"temperature": 0.0}
         assert read_request({"do_sample": True, "temperature": 0.7}, 4, Notices()) == {"temperature": 0.7}
     (record,) = caplog.records
-    assert "temperature has no effect" in record.getMessage()
+    assert "temperature has no effect without do_sample=True" in record.getMessage()
+
+
+GREEDY: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"generation_config": transformers.GenerationConfig(max_new_tokens=8)}, {"max_tokens": 8, "temperature": 0.0}),
+    ({"generation_config": {"max_new_tokens": 8}}, {"max_tokens": 8, "temperature": 0.0}),
+    ({"generation_config": {"max_new_tokens": 8, "do_sample": None}}, {"max_tokens": 8, "temperature": 0.0}),
+    ({"generation_config": transformers.GenerationConfig()}, {"temperature": 0.0}),
+    ({"generation_config": transformers.GenerationConfig(do_sample=True)}, {}),
+    ({"generation_config": {"do_sample": True, "temperature": 0.7}}, {"temperature": 0.7}),
+    ({"generation_config": {"max_new_tokens": 8}, "do_sample": True}, {"max_tokens": 8}),
+    ({"generation_config": None, "max_new_tokens": 8}, {"max_tokens": 8}),
+]
+
+
+@pytest.mark.parametrize("given, expected", GREEDY, ids=lambda value: " ".join(str(value).split())[:60])
+def test_a_generation_config_samples_only_if_it_says_so(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert read_request(given, 4, Notices()) == expected
+
+
+def test_a_temperature_in_a_generation_config_that_does_not_sample_is_said_to_have_no_effect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert read_request({"generation_config": {"temperature": 0.7}}, 4, Notices()) == {"temperature": 0.0}
+    (record,) = caplog.records
+    assert record.getMessage().startswith("temperature has no effect without do_sample=True")
+
+
+def test_a_generation_config_means_what_transformers_makes_of_it() -> None:
+    model = tiny_model()
+    given = transformers.GenerationConfig(max_new_tokens=8, pad_token_id=0)
+    theirs = model.generate(torch.tensor([PROMPT]), generation_config=given)[0, len(PROMPT) :].tolist()
+    ours = LLM(model, kernels="reference", max_model_len=64).generate(
+        [PROMPT], generation_config=given, ignore_eos=True
+    )
+    assert ours[0].outputs[0].token_ids == theirs
 
 
 # A whole engine.

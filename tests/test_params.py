@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import OptionError
-from paceline.params import MAX_LOGPROBS, SamplingParams, params_from
+from paceline.params import MAX_LOGPROBS, SamplingParams
 
 NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
 COUNTS = ["top_k", "min_tokens", "max_tokens", "n", "seed", "logprobs", "prompt_logprobs", "max_draft_tokens"]
@@ -201,54 +201,3 @@ def test_parameters_cannot_be_changed_afterwards() -> None:
 def test_the_derived_field_cannot_be_given() -> None:
     with pytest.raises(TypeError):
         SamplingParams(stop_strings=("x",))  # type: ignore[call-arg]
-    with pytest.raises(OptionError, match="'stop_strings' is not known"):
-        params_from({"stop_strings": ("x",)})
-
-
-# From a dictionary
-
-
-def test_a_dictionary_of_known_names_gives_the_same_parameters() -> None:
-    options = {"temperature": 0.5, "top_k": 3, "stop": ["x"], "seed": 9}
-    assert params_from(options) == SamplingParams(**options)  # type: ignore[arg-type]
-    assert params_from({}) == SamplingParams()
-
-
-@pytest.mark.parametrize(
-    "given, meant",
-    [
-        ("temprature", "temperature"),
-        ("topk", "top_k"),
-        ("top-p", "top_p"),
-        ("max_token", "max_tokens"),
-        ("maxtokens", "max_tokens"),
-        ("presence_penality", "presence_penalty"),
-        ("stop_token_id", "stop_token_ids"),
-        ("logprob", "logprobs"),
-        ("bad_word", "bad_words"),
-        ("Seed", "seed"),
-    ],
-)
-def test_an_unknown_name_is_refused_with_the_nearest_known_one(given: str, meant: str) -> None:
-    with pytest.raises(OptionError) as caught:
-        params_from({given: 1})
-    assert str(caught.value) == f"sampling parameter {given!r} is not known; did you mean {meant}?"
-
-
-def test_a_name_near_to_none_gets_the_list_of_all() -> None:
-    with pytest.raises(OptionError) as caught:
-        params_from({"zzz": 1})
-    said = str(caught.value)
-    assert said.startswith("sampling parameter 'zzz' is not known; allowed: ")
-    names = [item.name for item in dataclasses.fields(SamplingParams) if item.init]
-    assert all(name in said for name in names) and "stop_strings" not in said
-
-
-def test_a_bad_value_in_a_dictionary_is_refused_like_any_other() -> None:
-    with pytest.raises(OptionError, match="top_p=2"):
-        params_from({"top_p": 2})
-
-
-def test_a_name_that_is_not_a_string_is_refused_in_a_sentence() -> None:
-    with pytest.raises(OptionError):
-        params_from({5: 1})  # type: ignore[dict-item]

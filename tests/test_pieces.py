@@ -48,6 +48,19 @@ def test_every_character_belongs_to_the_token_that_completed_it(ids: list[int]) 
     assert characters(pieces(ids, told(len(ids)), tokenizer())) == owners(ids)
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(2, VOCAB - 1), max_size=20), st.data())
+def test_an_answer_may_be_shown_in_part(ids: list[int], data: st.DataObject) -> None:
+    """Up to where a stop cut its text, and only its first tokens."""
+    whole = owners(ids)
+    cut = data.draw(st.integers(0, len(whole)), label="cut")
+    most = data.draw(st.integers(0, len(ids)), label="most")
+    text = "".join(character for character, _ in whole[:cut])
+    shown = characters(pieces(ids, told(len(ids)), tokenizer(), (), text, most))
+    expected = [(character, owner) for character, owner in whole[:cut] if owner < most or most == len(ids)]
+    assert shown == expected
+
+
 def test_a_character_of_several_tokens_belongs_to_the_last() -> None:
     ids = tokenizer().encode("a😀b", add_special_tokens=False)
     assert len(ids) == 6  # four bytes between two letters

@@ -105,6 +105,22 @@ def test_a_jinja_file_is_read(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_that_is_no_text_or_cannot_be_read_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "some.bin"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(OptionError, match=r"the template file .*some\.bin cannot be read: it is not UTF-8 text"):
+        PromptTemplate(str(path), tokenizer())
+
+    def refuse(*ignored: Any, **more: Any) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(OptionError, match=r"the template file .*some\.bin cannot be read: Permission denied"):
+        PromptTemplate(str(path), tokenizer())
+
+
 def test_an_unknown_template_is_refused_naming_what_is_allowed() -> None:
     with pytest.raises(OptionError) as caught:
         PromptTemplate("lama", tokenizer())

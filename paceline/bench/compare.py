@@ -273,8 +273,8 @@ def _add_times(result: Pass, llm: LLM) -> None:
 def find_differences(result: Comparison, llm: LLM | None) -> None:
     """Compare every pass of every variant, plain's own repetitions included, with the first plain one.
 
-    With an `llm`, the margin at each difference is recomputed. Token for token only holds what every variant says
-    under the `exact` rule, so with another rule every answer may differ.
+    With an `llm`, the margin at each difference is recomputed; after Ctrl-C no further ones are. Token for token only
+    holds what every variant says under the `exact` rule, so with another rule every answer may differ.
     """
     if not result.measured or result.plain.variant.name != PLAIN:
         return
@@ -286,7 +286,11 @@ def find_differences(result: Comparison, llm: LLM | None) -> None:
             ids = [a.output.token_ids for done in measured.passes for a in done.answers if a.prompt == plain.prompt]
             prompt = result.plan.prompts[plain.prompt]
             asked = llm if greedy else None  # noise took part in sampled text, and margins say little there
-            found.append(first_difference(plain.prompt, plain.output.token_ids, ids, prompt, asked))
+            try:
+                found.append(first_difference(plain.prompt, plain.output.token_ids, ids, prompt, asked))
+            except KeyboardInterrupt:
+                result.interrupted, llm = True, None
+                found.append(first_difference(plain.prompt, plain.output.token_ids, ids, prompt, None))
         measured.differences = [difference for difference in found if difference is not None]
 
 

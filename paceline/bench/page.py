@@ -47,7 +47,7 @@ def render(data: Data) -> str:
         times=_times(data),
         table=_table(data),
         notes=report.footnotes(data),
-        shown=[_shown(item) for item in data["shown"]],
+        shown=data["shown"],
         meanings=MEANINGS,
     )
 
@@ -158,7 +158,7 @@ def _times(data: Data) -> list[Data]:
     return shown
 
 
-# Table and answers
+# Table
 
 
 def _table(data: Data) -> Data:
@@ -194,9 +194,3 @@ def _table(data: Data) -> Data:
         for row in data["variants"]
     ]
     return {"heads": heads, "rows": rows}
-
-
-def _shown(item: Data) -> Data:
-    """An answer with the kinds of tokens it has, and the drafters that gave them."""
-    kinds = [kind for kind in MEANINGS if any(piece[1] == kind for piece in item["pieces"])]
-    return {**item, "kinds": kinds}

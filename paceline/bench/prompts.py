@@ -23,7 +23,7 @@ def read_questions(path: Path | None, limit: int | None = None, demo: str | None
     if limit is not None and limit < 1:
         raise OptionError(f"num_prompts={limit} is not allowed; allowed: 1 or more")
     if path is not None and demo is not None:
-        raise OptionError("--demo and --dataset-path were both given; give one")
+        raise OptionError("a demo and a dataset were both given; give one")
     if path is None:
         return built_in(demo or DEFAULT_DEMO)[:limit]
     questions: list[Question] = []
@@ -42,7 +42,9 @@ def read_questions(path: Path | None, limit: int | None = None, demo: str | None
 
 def built_in(name: str) -> list[Question]:
     if name not in DEMOS:
-        raise OptionError(f"--demo {name!r} is not known; allowed: te (English), tc (Chinese) or chat (conversations)")
+        raise OptionError(
+            f"the demo {name!r} is not known; allowed: te (English), tc (Chinese) or chat (conversations)"
+        )
     return list(DEMOS[name])
 
 

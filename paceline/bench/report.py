@@ -14,7 +14,7 @@ from rich.text import Text
 
 from paceline.bench import sweep
 from paceline.bench.interval import Estimate
-from paceline.pieces import MEANINGS, STYLES
+from paceline.pieces import MEANINGS, STYLES, readable
 
 Data = dict[str, Any]
 MAX_POSITIONS = 10  # as many as fit beside each other
@@ -33,7 +33,7 @@ def _new_table(*heads: str) -> Table:
         if place:
             shown.add_column(head, justify="right", no_wrap=True)
         else:
-            shown.add_column(head, overflow="fold")
+            shown.add_column(head, overflow="fold", min_width=len(head))
     return shown
 
 
@@ -120,7 +120,7 @@ def footnotes(data: Data) -> list[str]:
     if any(row["speed_up"] > BUSY * row["forward_speed_up"] for row in data["variants"]):
         notes.append(
             "more was gained in time than in forwards of the target, which drafting cannot do: the machine was busy "
-            "with something else at times; measure again, with more --rounds"
+            "with something else at times; measure again, with more rounds"
         )
     notes += differences(data)
     if data["interrupted"]:
@@ -199,7 +199,7 @@ def answer(shown: Data) -> Group:
     head.append(f"{shown['tokens']} tokens in {shown['forwards']} forwards, the same text as plain\n")
     text = Text()
     for piece, kind, _ in shown["pieces"]:
-        text.append(piece, style=STYLES[kind])
+        text.append(readable(piece), style=STYLES[kind])
     text.append(" …\n" if shown["cut"] else "\n")
     legend = Text()
     for kind in (kind for kind in MEANINGS if any(piece[1] == kind for piece in shown["pieces"])):

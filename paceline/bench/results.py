@@ -152,8 +152,8 @@ def _record_fields(result: Comparison, taken: dict[str, Any]) -> dict[str, Any]:
 def _reason(result: Comparison, name: str, kind: type) -> str:
     if any(isinstance(variant.drafter, kind) for variant in result.plan.drafters):
         return "interrupted before it had an answer"
-    option = {"speculative": "--speculative-model NAME or --drafter NAME", "ngram": "--drafter ngram"}[name]
-    return f"not asked for; {option} asks for it"
+    called = {"speculative": "draft model", "ngram": "n-gram drafter"}[name]
+    return f"not asked for: no {called} was named"
 
 
 def _record_run(measured: Measured) -> dict[str, Any]:
@@ -179,8 +179,8 @@ def _record_shown(result: Comparison, length: int | None, tokenizer: Any) -> lis
     shown = []
     names = labels([measured.variant for measured in result.measured])
     for measured, answer in choose_answers(result, length):
-        output = answer.output
-        told = pieces.pieces(output.token_ids[:MAX_PIECES], output.provenance[:MAX_PIECES], tokenizer)
+        output, prompt = answer.output, result.plan.prompts[answer.prompt]
+        told = pieces.pieces(output.token_ids, output.provenance, tokenizer, prompt.ids, output.text, MAX_PIECES)
         shown.append(
             {
                 "variant": names[result.measured.index(measured)],

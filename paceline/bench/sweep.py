@@ -26,11 +26,11 @@ def read_lengths(text: str) -> list[int]:
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
         if not 1 <= first <= last:
             raise OptionError(
-                f"--gamma {text!r} is not allowed; allowed: draft lengths of 1 or more, written 1..10, 1,2,4 or 5"
+                f"draft lengths {text!r} are not allowed; allowed: numbers of 1 or more, written 1..10, 1,2,4 or 5"
             )
-        if last - first >= MAX_LENGTHS:
-            raise OptionError(f"--gamma {text!r} names {last - first + 1} draft lengths; at most {MAX_LENGTHS} are run")
-        lengths |= set(range(first, last + 1))
+        lengths |= set(range(first, last + 1)[: MAX_LENGTHS + 1])
+        if len(lengths) > MAX_LENGTHS:
+            raise OptionError(f"draft lengths {text!r} are too many; at most {MAX_LENGTHS} are run")
     return sorted(lengths)
 
 
@@ -38,10 +38,11 @@ def make_variants(name: str, config: Any, lengths: list[int]) -> list[Variant]:
     """One for each draft length, named as a user would type it."""
     if not is_dataclass(config) or "num_draft_tokens" not in {item.name for item in fields(config)}:
         raise OptionError(f"drafter {name!r} has no num_draft_tokens to sweep; give ngram, suffix or a draft model")
+    bare = getattr(config, "model", None) == name or "=" not in name  # a path may have any sign in it
     variants = []
     for length in lengths:
         again: Any = replace(config, num_draft_tokens=length)  # type: ignore[type-var]
-        variants.append(Variant(f"{name}{',' if '=' in name else ':'}num_draft_tokens={length}", again, length))
+        variants.append(Variant(f"{name}{':' if bare else ','}num_draft_tokens={length}", again, length))
     return variants
 
 

@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 
 from paceline import compat
 from paceline.compat import Flag
+from paceline.compat.reading import switch
 from paceline.errors import OptionError
 
 EPILOG = (
@@ -23,6 +24,8 @@ EPILOG = (
     "PaddleNLP are understood too: docs/coming-from has a table for each."
 )
 END = "--"  # after it everything is an argument
+AFTER_SWITCH = ("true", "false", "True", "False")  # the only words that are a value there
+OFF = "off"  # the value of a switch for which there is no flag that says no
 
 
 class Command(TyperCommand):
@@ -36,9 +39,9 @@ class Command(TyperCommand):
 def rewrite(words: list[str], declared: Mapping[str, Any], command: str) -> list[str]:
     """The same words with every flag as the command declares it."""
     own, foreign, rest = _read(words, declared, command)
-    given = [*own, *compat.rewrite_flags(foreign, own, declared, command)]
+    given = compat.rewrite_flags(foreign, own, declared, command)
     _refuse_two_values(given, declared)
-    return [*(word for flag in given for word in flag.words()), *rest]
+    return [*(word for flag in _said(given, declared) for word in flag.words()), *rest]
 
 
 def _flags_of(option: Any) -> list[str]:
@@ -68,7 +71,10 @@ def _read(words: list[str], declared: Mapping[str, Any], command: str) -> tuple[
             flag = Flag(name, left[0], f"{typed} {left.pop(0)}")
         else:
             flag = Flag(name, None, typed)
-        (own if name in declared else foreign).append(flag)
+        if name in declared:
+            own.append(_checked(flag, declared[name]))
+        else:
+            foreign.append(flag)
     return own, foreign, rest
 
 
@@ -81,8 +87,35 @@ def _no_flag(word: str, declared: Mapping[str, Any]) -> str:
 
 
 def _takes(option: Any) -> Callable[[str], bool]:
-    """Whether a word that follows the flag is its value."""
-    return lambda word: not (option.is_flag or option.count)
+    """Whether a word that follows the flag is its value. After a switch many a word is the prompt's own."""
+    if option.count:
+        return lambda word: False
+    return lambda word: word in AFTER_SWITCH or not option.is_flag
+
+
+def _checked(flag: Flag, option: Any) -> Flag:
+    """A flag of the command's own with the value it needs; a switch with a value as the flag that says the same."""
+    if option.count:
+        return flag
+    if not option.is_flag:
+        if flag.value is None:
+            raise OptionError(f"{flag.written} needs a value")
+        return flag
+    if flag.value is None or switch(flag.value, flag.written):
+        return Flag(flag.name, None, flag.written)
+    others = option.secondary_opts if flag.name in option.opts else option.opts
+    off = [name for name in others if name.startswith("--")]
+    return Flag(off[0], None, flag.written) if off else Flag(flag.name, OFF, flag.written)
+
+
+def _said(given: list[Flag], declared: Mapping[str, Any]) -> list[Flag]:
+    """What the command is told. Of a switch the last word counts, and one that is off is not mentioned."""
+    last = {declared[flag.name].name: flag for flag in given}
+    return [
+        flag
+        for flag in given
+        if not declared[flag.name].is_flag or (last[declared[flag.name].name] is flag and flag.value != OFF)
+    ]
 
 
 def _refuse_two_values(given: Iterable[Flag], declared: Mapping[str, Any]) -> None:
@@ -94,7 +127,7 @@ def _refuse_two_values(given: Iterable[Flag], declared: Mapping[str, Any]) -> No
     for flag in given:
         option = declared[flag.name]
         if not (option.multiple or option.count):
-            value = flag.name if option.is_flag else str(flag.value)
+            value = flag.name + (flag.value or "") if option.is_flag else str(flag.value)
             said.setdefault(option.name, {})[flag.written.split(" ")[0]] = (value, flag.written)
     for ways in said.values():
         (value, first), *others = ways.values()

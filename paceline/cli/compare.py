@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import loading, measuring, options
+from paceline.compat.spec import join, split
 from paceline.errors import OptionError
 from paceline.models.catalog import DEFAULT_MODEL
 
@@ -23,22 +24,25 @@ DRAFTER_HELP = (
     "compare with plain decoding, and then only these. By default ngram and suffix."
 )
 SPECULATIVE_HELP = "A draft model's name or path: compare plain decoding, this model and ngram."
-COUNT_HELP = "The most tokens drafted in a round; with --drafter, where it is given here and not there."
+COUNT_HELP = (
+    "The most tokens drafted in a round, where --drafter does not say it; suffix has a default of its own. "
+    "--num-draft-tokens is the same option."
+)
 OUTPUT_HELP = "The folder for report.html, results.json and compare.png."
 SAVE_HELP = "Write the results to this file too; its name must end in .json."
 NGRAM_FLAGS = ("ngram_prompt_lookup_max", "ngram_prompt_lookup_min")
 WITHOUT_EFFECT = ("trust_remote_code", "enforce_eager")
 
 
-def _drafting(text: str, **more: Any) -> Any:
-    return typer.Option(help=text, rich_help_panel=options.DRAFTING, **more)
+def _drafting(text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=options.DRAFTING, **more)
 
 
 def compare(
     ctx: typer.Context,
     drafter: Annotated[list[str] | None, _drafting(DRAFTER_HELP, metavar="SPEC")] = None,
     speculative_model: Annotated[str | None, _drafting(SPECULATIVE_HELP, metavar="NAME")] = None,
-    num_speculative_tokens: Annotated[int, _drafting(COUNT_HELP)] = 5,
+    num_speculative_tokens: Annotated[int, _drafting(COUNT_HELP, "--num-speculative-tokens", "--num-draft-tokens")] = 5,
     ngram_prompt_lookup_max: Annotated[int, _drafting("The most tokens the ngram drafter looks up.")] = 3,
     ngram_prompt_lookup_min: Annotated[int, _drafting("The fewest tokens that have to agree.")] = 1,
     drafter_quantization: options.DrafterQuantization = None,
@@ -105,31 +109,48 @@ def read_variants(chosen: dict[str, Any], given: set[str]) -> list[Variant]:
     from paceline.bench.compare import Variant
     from paceline.cli import drafters
 
-    count = chosen["num_speculative_tokens"]
-    if not chosen["drafter"]:
-        variants = default_variants(chosen)
-    elif chosen["speculative_model"] is not None:
-        raise OptionError(
-            "--speculative-model and --drafter were both given; write the model as "
-            f"--drafter draft:model={chosen['speculative_model']},num_draft_tokens={count}"
-        )
-    else:
-        for name in (name for name in NGRAM_FLAGS if name in given):
-            flag, ours = f"--{name.replace('_', '-')}", name.replace("ngram_prompt_lookup_", "")
-            log.warning(
-                "%s has no effect beside --drafter; write --drafter ngram:%s_match=%s", flag, ours, chosen[name]
-            )
-        variants = []
-        for spec in chosen["drafter"]:
-            config = drafters.parse(spec)
-            if "num_speculative_tokens" in given and "num_draft_tokens" not in drafters.split(spec)[1]:
-                config = drafters.with_num_draft_tokens(config, count)
-            variants.append(Variant(spec, config))
+    model, count = chosen["speculative_model"], chosen["num_speculative_tokens"]
+    if chosen["drafter"] and model is not None:
+        spec = join("draft", {"model": model, "num_draft_tokens": count})
+        raise OptionError(f"--speculative-model and --drafter were both given; write the model as --drafter {spec}")
     quantization = chosen["drafter_quantization"]
-    return [Variant(one.name, drafters.with_quantization(one.drafter, quantization)) for one in variants]
+    if not chosen["drafter"]:
+        variants = default_variants(chosen, given)
+        names, configs = [one.name for one in variants], [one.drafter for one in variants]
+        # These names are made here, so nothing in them was said by the user.
+        configs = drafters.settle("quantization", quantization, [""] * len(names), configs)
+    else:
+        names = with_lookup(list(chosen["drafter"]), chosen, given)
+        configs = [drafters.parse(name) for name in names]
+        asked = count if "num_speculative_tokens" in given else None
+        configs = drafters.settle("num_draft_tokens", asked, names, configs)
+        configs = drafters.settle("quantization", quantization, names, configs)
+    return [Variant(name, config) for name, config in zip(names, configs)]
 
 
-def default_variants(chosen: dict[str, Any]) -> list[Variant]:
+def with_lookup(specs: list[str], chosen: dict[str, Any], given: set[str]) -> list[str]:
+    """The same drafters, ngram among them with the lengths that --ngram-prompt-lookup-max and -min give it."""
+    typed = {name.removeprefix("ngram_prompt_lookup_"): chosen[name] for name in NGRAM_FLAGS if name in given}
+    if not any(split(spec)[0] == "ngram" for spec in specs):
+        for end, length in typed.items():
+            least = {"max": "at most", "min": "at least"}[end]
+            log.warning("a match of %s %d tokens applies to none of these drafters and is left out", least, length)
+        return specs
+    return [_with_lookup(spec, typed, chosen["ngram_prompt_lookup_min"]) for spec in specs]
+
+
+def _with_lookup(spec: str, typed: dict[str, int], shortest: int) -> str:
+    word, options = split(spec)
+    if word != "ngram" or not typed:
+        return spec
+    added = {f"{end}_match": length for end, length in typed.items()}
+    for name, length in added.items():
+        if options.get(name, str(length)) != str(length):
+            raise OptionError(f"--drafter {spec} and {name}={length} contradict each other; give one")
+    return join(word, {"min_match": shortest, **added, **options} if "max" in typed else {**added, **options})
+
+
+def default_variants(chosen: dict[str, Any], given: set[str]) -> list[Variant]:
     """A draft model and ngram where one is named, else ngram and suffix; named as --drafter would have them."""
     from paceline.bench.compare import Variant
     from paceline.drafters.draft_model import DraftModel
@@ -138,10 +159,11 @@ def default_variants(chosen: dict[str, Any]) -> list[Variant]:
 
     model, count = chosen["speculative_model"], chosen["num_speculative_tokens"]
     longest, shortest = (chosen[name] for name in NGRAM_FLAGS)
-    options = f"max_match={longest},min_match={shortest},num_draft_tokens={count}"
-    ngram = Variant(f"ngram:{options}", NGram(count, shortest, longest))
+    options = {"max_match": longest, "min_match": shortest, "num_draft_tokens": count}
+    ngram = Variant(join("ngram", options), NGram(count, shortest, longest))
     if model is None:
-        return [ngram, Variant("suffix", Suffix())]
+        own = {"num_draft_tokens": count} if "num_speculative_tokens" in given else {}  # else the drafter's default
+        return [ngram, Variant(join("suffix", own), Suffix(**own))]
     if model in ("[ngram]", "ngram"):  # as vLLM writes it where there is no model
         return [ngram]
-    return [Variant(f"draft:model={model},num_draft_tokens={count}", DraftModel(model, count)), ngram]
+    return [Variant(join("draft", {"model": model, "num_draft_tokens": count}), DraftModel(model, count)), ngram]

@@ -31,13 +31,15 @@ class Conversation:
 
     def set_template(self, name: str) -> None:
         """From the next prompt on; what was said is put into the new one as well."""
-        from paceline.templates import NAMED, PLACE, PromptTemplate
+        from paceline.templates import NAMED, PLACE, PromptTemplate, is_file
 
         if name == OWN and not getattr(self._llm.tokenizer, "chat_template", None):
             raise OptionError(f"this model has no chat template of its own; type {NONE}, {', '.join(NAMED)} or a file")
         try:
             chosen = None if name == NONE else PromptTemplate(None if name == OWN else name, self._llm.tokenizer)
         except OptionError:
+            if is_file(name):  # which cannot be read, and that was said
+                raise
             raise OptionError(
                 f"template {name!r} is not known; type {OWN}, {NONE}, {', '.join(NAMED)}, the path of a Jinja file, or "
                 f"a text with {PLACE}"

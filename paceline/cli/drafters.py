@@ -9,17 +9,27 @@ The options are the fields of the drafter's own dataclass; nothing is listed twi
 from __future__ import annotations
 
 import dataclasses
+import logging
 import typing
+from collections.abc import Sequence
 from typing import Any
 
+from paceline.compat.reading import switch, unknown_option
+from paceline.compat.spec import split
 from paceline.errors import OptionError
 
-TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+log = logging.getLogger("paceline")
+
+# What is said of an option that stands beside `--drafter` and of which no drafter there has any use.
+CALLED = {"num_draft_tokens": "a draft length of {}", "quantization": "a draft model's quantization {}"}
+WITHOUT_EFFECT = {
+    "num_draft_tokens": " has no effect without a drafter; --drafter suffix would bring one",
+    "quantization": " has no effect: no draft model was given",
+}
 
 
 def parse(spec: str) -> Any:
     """A drafter's config; None for `none`."""
-    from paceline.compat import unknown_option
     from paceline.drafters import make
     from paceline.drafters.draft_model import DraftModel
     from paceline.drafters.ngram import NGram
@@ -28,8 +38,9 @@ def parse(spec: str) -> Any:
     word, options = split(spec)
     if not word:
         raise OptionError(f"--drafter {spec!r} names no drafter; allowed: none, ngram, suffix, a model's name or path")
+    made = None if word == "draft" else make(word)
     if not options and word != "draft":
-        return make(word)
+        return made
     if word == "none":
         raise OptionError(f"--drafter {spec!r}: none takes no options")
     kinds: dict[str, type] = {"ngram": NGram, "suffix": Suffix}
@@ -47,37 +58,33 @@ def parse(spec: str) -> Any:
     return kind(**values)
 
 
-def split(spec: str) -> tuple[str, dict[str, str]]:
-    """The word, and its options. A colon that no key=value follows belongs to the word: it may be a path."""
-    word, colon, rest = spec.rpartition(":")
-    if not colon or "=" not in rest:
-        return spec.strip(), {}
-    options: dict[str, str] = {}
-    for part in rest.split(","):
-        name, equals, text = part.partition("=")
-        name = name.strip()
-        if not equals or not name:
-            raise OptionError(f"--drafter {spec!r}: {part!r} is not key=value")
-        if name in options:
-            raise OptionError(f"--drafter {spec!r} gives {name} twice; give it once")
-        options[name] = text.strip()
-    return word.strip(), options
+def settle(name: str, value: Any, specs: Sequence[str], configs: list[Any], quiet: bool = False) -> list[Any]:
+    """The configs with an option that stands beside them, for those that have it and do not bring their own.
+
+    quiet: nothing is said where it applies to none, nor refused where all of them bring another.
+    """
+    if value is None:
+        return configs
+    _check(name, value)
+    has = [config is not None and name in {item.name for item in dataclasses.fields(config)} for config in configs]
+    free = [one and name not in split(spec)[1] for one, spec in zip(has, specs, strict=True)]
+    told = CALLED[name].format(value)
+    if not any(has) and not quiet:
+        log.warning("%s", told + WITHOUT_EFFECT[name])
+    for spec, config, one in zip(specs, configs, has):
+        if one and not any(free) and getattr(config, name) != value and not quiet:
+            raise OptionError(f"--drafter {spec} and {told} contradict each other; give one")
+    return [dataclasses.replace(config, **{name: value}) if one else config for config, one in zip(configs, free)]
 
 
-def with_num_draft_tokens(config: Any, count: int | None) -> Any:
-    """The same config with another draft length, if one was asked for."""
-    if count is None or config is None:
-        return config
-    return dataclasses.replace(config, num_draft_tokens=count)
+def _check(name: str, value: Any) -> None:
+    """A value is refused whether or not a drafter takes it."""
+    from paceline.kernels.quantise import check_quantization
 
-
-def with_quantization(config: Any, quantization: str | None) -> Any:
-    """The same config, a draft model's weights packed at load, if that was asked for."""
-    from paceline.drafters.draft_model import DraftModel
-
-    if quantization is None or not isinstance(config, DraftModel):
-        return config
-    return dataclasses.replace(config, quantization=quantization)
+    if name == "quantization":
+        check_quantization(value)
+    elif value < 1:
+        raise OptionError(f"{CALLED[name].format(value)} is not allowed; allowed: 1 or more")
 
 
 def combine(configs: list[Any]) -> Any:
@@ -95,9 +102,7 @@ def _value(where: str, text: str, hint: Any) -> Any:
     """Text as the type a dataclass field declares; `Any` takes the text as it is."""
     kinds = [kind for kind in (typing.get_args(hint) or (hint,)) if kind is not type(None)]
     if bool in kinds:
-        if text.lower() not in TRUE + FALSE:
-            raise OptionError(f"{where} is not allowed; allowed: true or false")
-        return text.lower() in TRUE
+        return switch(text, where)
     for kind, meaning in ((int, "a whole number"), (float, "a number")):
         if kind in kinds:
             try:

@@ -89,6 +89,7 @@ def generate(
 
 def run(chosen: dict[str, Any]) -> None:
     """From options to text. What can be refused without the model is refused before it is loaded."""
+    prompting.check(chosen["chat"], chosen["template"], chosen["system"])
     words = chosen["prompt"]
     text = prompting.read_text(" ".join(words) if words else None, chosen["file"])
     params = loading.read_params(chosen)
@@ -175,17 +176,20 @@ def tell(outputs: list[CompletionOutput], chosen: dict[str, Any], seconds: float
         if output.logprobs is not None and not chosen["as_json"]:
             console.print(logprob_table(output))
         if chosen["stats"]:
-            console.print(describe(output, seconds), style="dim", soft_wrap=True)
+            console.print(describe(output, seconds if len(outputs) == 1 else None), style="dim", soft_wrap=True)
+    if chosen["stats"] and len(outputs) > 1:
+        console.print(describe_all(outputs, seconds), style="dim", soft_wrap=True)
     cut = [len(output.token_ids) for output in outputs if output.finish_reason == "length"]
     if cut and console.is_terminal:
         why = "the model takes no more tokens" if max(cut) >= room else f"cut at --max-tokens {max(cut)}"
         console.print(f"({why})", style="dim")
 
 
-def describe(output: CompletionOutput, seconds: float) -> str:
-    """What an answer took, in one line."""
+def describe(output: CompletionOutput, seconds: float | None) -> str:
+    """What an answer took, in one line; None: it shared its time with others, and they are told together."""
     figures, count = output.stats, len(output.token_ids)
-    said = f"{count} tokens in {seconds:.2f} s ({count / seconds:.1f} tokens/s), {figures.rounds} target forwards"
+    said = f"{count} tokens" if seconds is None else spent(count, seconds)
+    said += f", {figures.rounds} target forwards"
     said += f", {figures.tokens_per_forward:.2f} tokens per forward"
     if sum(figures.proposed):
         said += f", {figures.acceptance:.0%} of drafts accepted"
@@ -193,6 +197,15 @@ def describe(output: CompletionOutput, seconds: float) -> str:
         shares = [f"{name} {names.count(name)}" for name in dict.fromkeys(names)]
         said += f" (tokens by drafter: {', '.join(shares)})" if shares else ""
     return f"{said}; seed {output.seed}; ended by {output.finish_reason}"
+
+
+def describe_all(outputs: list[CompletionOutput], seconds: float) -> str:
+    """What several answers took that were computed at the same time."""
+    return f"{len(outputs)} answers together: {spent(sum(len(output.token_ids) for output in outputs), seconds)}"
+
+
+def spent(count: int, seconds: float) -> str:
+    return f"{count} tokens in {seconds:.2f} s ({count / seconds:.1f} tokens/s)"
 
 
 def logprob_table(output: CompletionOutput) -> Table:

@@ -33,13 +33,15 @@ def read_params(options: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**chosen)
 
 
-def read_drafter(specs: list[str] | None, options: Mapping[str, Any]) -> Any:
-    """What `--drafter`, given any number of times, means to one engine; None: plain decoding."""
-    configs = [drafters.parse(spec) for spec in specs or ()]
-    configs = [drafters.with_num_draft_tokens(config, options.get("num_draft_tokens")) for config in configs]
-    return drafters.combine(
-        [drafters.with_quantization(config, options.get("drafter_quantization")) for config in configs]
-    )
+def read_drafter(specs: list[str] | None, options: Mapping[str, Any], quiet: bool = False) -> Any:
+    """What `--drafter`, given any number of times, means to one engine; None: plain decoding.
+
+    quiet: whoever asks for other drafters later on is not told again what does not apply to these.
+    """
+    named = specs or []
+    configs = [drafters.parse(spec) for spec in named]
+    configs = drafters.settle("num_draft_tokens", options.get("num_draft_tokens"), named, configs, quiet)
+    return drafters.combine(drafters.settle("quantization", options.get("drafter_quantization"), named, configs, quiet))
 
 
 def load(options: Mapping[str, Any], drafter: Any, **fixed: Any) -> LLM:

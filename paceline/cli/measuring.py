@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli import loading, options, prompting
-from paceline.errors import OptionError
+from paceline.errors import OptionError, PacelineError
 from paceline.models import catalog
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def run(kind: str, chosen: dict[str, Any], variants: list[Variant], questions: l
     """Load, measure, write and show; Ctrl-C keeps what was measured."""
     from paceline.bench import results
 
+    prompting.check(chosen["chat"], chosen["template"])
     errors = Console(stderr=True)
     for variant in variants:
         for name in loading.draft_models(variant.drafter):
@@ -64,8 +66,15 @@ def run(kind: str, chosen: dict[str, Any], variants: list[Variant], questions: l
     command = shlex.join(["paceline", *sys.argv[1:]])
     told = {name: str(value) if isinstance(value, Path) else value for name, value in chosen.items()}
     data = results.record(kind, result, llm.tokenizer, command, told)
-    written = write(data, chosen, errors)
+    lost = None
+    try:
+        written = write(data, chosen, errors)
+    except OSError as error:  # the figures are shown all the same
+        where = error.filename or chosen["output"]
+        written, lost = [], PacelineError(f"{where} cannot be written: {error.strerror or error}")
     show(data, sys.stdout.isatty() if chosen["show"] is None else chosen["show"], written)
+    if lost is not None:
+        raise lost
     if result.interrupted:
         raise KeyboardInterrupt
 
@@ -82,6 +91,10 @@ def check_files(chosen: dict[str, Any]) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OptionError(f"the output folder {folder} cannot be made: {error.strerror or error}") from None
+        try:
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise OptionError(f"the output folder {folder} cannot be written to: {error.strerror or error}") from None
 
 
 # The plan
@@ -204,6 +217,8 @@ def show(data: dict[str, Any], with_answer: bool, written: list[Path]) -> None:
     if with_answer and data["shown"]:
         console.print()
         console.print(report.answer(data["shown"][0]))
+    if not written:
+        return
     console.print(f"report: {written[0]}", markup=False, highlight=False, soft_wrap=True)
     others = ", ".join(map(str, written[1:]))
     console.print(f"also written: {others}", style="dim", markup=False, highlight=False, soft_wrap=True)

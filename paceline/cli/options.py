@@ -39,7 +39,7 @@ Drafter = Annotated[
     ),
 ]
 NumDraftTokens = Annotated[
-    int | None, _in(DRAFTING, "The most tokens drafted in a round; by default the drafter's own.")
+    int | None, _in(DRAFTING, "The most tokens drafted in a round, where --drafter does not say it; else its default.")
 ]
 DrafterQuantization = Annotated[
     str | None, _in(DRAFTING, "int8 or int4: the same as --quantization for a draft model, whatever the target's.")
@@ -48,7 +48,7 @@ Acceptance = Annotated[
     str,
     _in(
         DRAFTING,
-        "exact keeps every token; rejection and block keep the distribution; typical keeps neither and is faster.",
+        "exact keeps every token; rejection and block keep the distribution; typical keeps neither.",
     ),
 ]
 
@@ -73,7 +73,7 @@ BadWord = Annotated[
     list[str] | None, _in(SAMPLING, "Never write this word. May be given several times.", metavar="TEXT")
 ]
 IgnoreEos = Annotated[bool, _in(SAMPLING, "Go on after the model's own end, up to --max-tokens.", "--ignore-eos")]
-Seed = Annotated[int | None, _in(SAMPLING, "The same seed gives the same text; --stats tells which one was drawn.")]
+Seed = Annotated[int | None, _in(SAMPLING, "The same seed gives the same text; without one, one is drawn.")]
 
 # The prompt
 Chat = Annotated[

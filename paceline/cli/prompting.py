@@ -20,6 +20,15 @@ def has_template(llm: LLM) -> bool:
     return llm.options.prompt_template is not None or bool(getattr(llm.tokenizer, "chat_template", None))
 
 
+def check(chat: bool | None, template: str | None, system: str | None = None) -> None:
+    """Refuse what --raw makes meaningless."""
+    if chat is False and template is not None:
+        raise OptionError("--raw and --template contradict each other; give one")
+    if chat is False and system is not None:
+        why = "a system message has its place in the chat template, which --raw leaves out"
+        raise OptionError(f"--raw and --system contradict each other: {why}; give one")
+
+
 def to_prompt(llm: LLM, text: str, chat: bool | None, system: str | None = None) -> Prompt:
     """A text as one user message in the chat template, or as it is; None: the template if the model has one."""
     from paceline.prompts import read_prompts

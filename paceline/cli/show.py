@@ -22,7 +22,6 @@ DIM = "dim"
 ERASE_BELOW = "\x1b[J"
 MAKE_ROOM = "\x1bD\x1b[A"  # one line down, which scrolls at the bottom, and back up: the column stays
 SAVE, RESTORE, NEXT_LINE = "\x1b7", "\x1b8", "\x1b[B\r"
-VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
 
 
 class Painter:
@@ -87,8 +86,8 @@ class Painter:
         self.stream.flush()
 
     def _readable(self, text: str) -> str:
-        """On a terminal no model steers the cursor: control codes are shown by their symbols."""
-        return text.translate(VISIBLE) if self._is_terminal else text
+        """On a terminal no model steers the cursor."""
+        return pieces.readable(text) if self._is_terminal else text
 
     def legend(self, kinds: Iterable[str]) -> list[str]:
         """A line for each drafter and each other origin among `kinds`, its name in its style."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import loading, measuring, options
+from paceline.compat.spec import join, split
 from paceline.errors import OptionError
 from paceline.models.catalog import DEFAULT_MODEL
 
@@ -66,9 +67,9 @@ def sweep(
 ) -> None:
     """Measure one drafter at many draft lengths against plain decoding, and name the best length.
 
-    The speed-up is told in time and in forwards of the target, beside the share of repeated 4-grams:
-
-    text that goes round in circles is easy to draft. Answers end where the model ends them, or see --ignore-eos.
+    The speed-up is told in time and in forwards of the target. Beside it stands
+    the share of repeated 4-grams: text that goes round in circles is easy to
+    draft. Answers end where the model ends them, or see --ignore-eos.
     """
     from paceline.bench.prompts import read_questions
 
@@ -82,16 +83,22 @@ def sweep(
 def read_variants(chosen: dict[str, Any]) -> list[Variant]:
     from paceline.bench import sweep as bench
     from paceline.cli import drafters
+    from paceline.drafters.draft_model import DraftModel
 
     model, spec = chosen["draft_model"], chosen["drafter"]
     if model is not None and spec is not None:
         raise OptionError("--draft-model and --drafter were both given; give one")
-    name = spec or (DEFAULT_DRAFTER if model is None else f"draft:model={model}")
-    options = drafters.split(name)[1]
-    if "num_draft_tokens" in options:
-        raise OptionError(
-            f"--drafter {name!r} fixes num_draft_tokens, which is what is swept; give the lengths as "
-            f"--gamma {options['num_draft_tokens']}"
-        )
-    config = drafters.with_quantization(drafters.parse(name), chosen["drafter_quantization"])
+    config: Any
+    if model is not None:
+        # The text is a name only: a path may have signs in it that mean something after --drafter.
+        name, config = join("draft", {"model": model}), DraftModel(model)
+    else:
+        name = DEFAULT_DRAFTER if spec is None else spec
+        options, config = split(name)[1], drafters.parse(name)
+        if "num_draft_tokens" in options:
+            raise OptionError(
+                f"--drafter {name!r} fixes num_draft_tokens, which is what is swept; give the lengths as "
+                f"--num-draft-tokens {options['num_draft_tokens']}"
+            )
+    (config,) = drafters.settle("quantization", chosen["drafter_quantization"], [spec or ""], [config])
     return bench.make_variants(name, config, bench.read_lengths(chosen["num_draft_tokens"]))

@@ -45,7 +45,7 @@ class Talk:
 
     def set_drafter(self, specs: list[str]) -> None:
         """From the next answer on; what cannot be had leaves the old one."""
-        self._use(specs, loading.read_drafter(specs, self._chosen))
+        self._use(specs, loading.read_drafter(specs, self._chosen, quiet=True))
 
     def _use(self, specs: list[str], config: Any) -> None:
         loading.fetch_known(loading.draft_models(config))
@@ -67,7 +67,8 @@ class Talk:
         return [*self.total.report(self.plain), context, f"{'drafter':<12} {self.drafter_name}"]
 
     def answer(self, text: str) -> None:
-        """One turn. A question that got no answer leaves the conversation as it was."""
+        """One turn. A question that got no answer leaves the conversation as it was, what did not fit included."""
+        before = list(self.conversation.messages)
         self.conversation.add("user", text)
         said = ""
         try:
@@ -81,7 +82,7 @@ class Talk:
             if said:
                 self.conversation.add("assistant", said)
             else:
-                self.conversation.messages.pop()
+                self.conversation.messages = before
         if not said:
             show.note("(no word was said, so the question is forgotten)")
 

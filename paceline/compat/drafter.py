@@ -1,4 +1,4 @@
-"""Which drafter several spellings together mean.
+"""Which drafter several spellings together mean, and what they add to one that our own words name.
 
 This module knows drafters by their configs' fields: an option that is no field of the chosen one does not apply to it.
 """
@@ -6,6 +6,8 @@ This module knows drafters by their configs' fields: an option that is no field 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.compat import table
@@ -22,9 +24,11 @@ BY_NGRAM = ("[ngram]", "ngram")  # what stands for a model where none is meant
 CALLED = {"ngram": "n-gram drafting", "suffix": "suffix drafting", "draft": "a draft model", "none": "plain decoding"}
 
 
-def choose(reading: Reading) -> Chosen | None:
-    """The drafter that foreign words ask for; None where they name none."""
+def choose(reading: Reading, named: Collection[str] = ()) -> Chosen | None:
+    """The drafter that foreign words ask for; None where they name none. named: the kinds that our own words name."""
     _refuse_two_styles(reading)
+    if reading.get("draft.method") == "draft" and reading.get("draft.model") is None and "draft" in named:
+        reading.pop("draft.method")  # it says what is known
     parts = reading.parts()
     method, model = parts.pop("method", None), parts.get("model")
     if method is None and model in BY_NGRAM:
@@ -32,14 +36,15 @@ def choose(reading: Reading) -> Chosen | None:
     elif method is None and model is not None:
         method = "draft"
     if method is None:
-        _refuse_no_drafter(reading, parts)
+        if "speculative_config" in reading.names:
+            raise OptionError("speculative_config needs 'model', the draft model, or a 'method' that has none")
         return None
     if method in ("ngram", "reference"):
         parts = _ngram(reading, parts, method)
         method = "ngram"
     elif method == "draft" and model is None:
         raise OptionError(f"{reading.written('draft.method')} needs the draft model, too")
-    return method, _applicable(reading, method, parts)
+    return method, applicable(reading, [method], parts)
 
 
 def _refuse_two_styles(reading: Reading) -> None:
@@ -47,15 +52,6 @@ def _refuse_two_styles(reading: Reading) -> None:
     if "speculative_config" in reading.names and flat:
         names = ", ".join(dict.fromkeys(flat))
         raise OptionError(f"speculative_config and {names} were both given; give one of the two")
-
-
-def _refuse_no_drafter(reading: Reading, parts: dict[str, Any]) -> None:
-    """Options of a drafter without one. A draft length alone may be for a drafter that is named elsewhere or later."""
-    if "speculative_config" in reading.names:
-        raise OptionError("speculative_config needs 'model', the draft model, or a 'method' that has none")
-    for part in parts:
-        if part != "num_draft_tokens":
-            raise OptionError(reading.written(f"draft.{part}") + NEEDS_DRAFTER)
 
 
 def _ngram(reading: Reading, parts: dict[str, Any], method: str) -> dict[str, Any]:
@@ -70,14 +66,47 @@ def _ngram(reading: Reading, parts: dict[str, Any], method: str) -> dict[str, An
     return {**parts, "rule": "reference"} if method == "reference" else parts
 
 
-def _applicable(reading: Reading, kind: str, parts: dict[str, Any]) -> dict[str, Any]:
-    """The options that this kind of drafter has; a notice for each other."""
-    known = {field.name for field in dataclasses.fields(_kinds()[kind])} if kind != "none" else set()
+def applicable(reading: Reading, kinds: Collection[str], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a drafter of these kinds has; a notice for each other."""
+    known = {name for kind in kinds for name in fields_of(kind)}
     for part in parts:
         if part not in known:
-            written = reading.written(f"draft.{part}")
-            reading.notes.append(f"{written} does not apply to {CALLED[kind]} and is left out")
+            drafters = " or ".join(CALLED[kind] for kind in dict.fromkeys(kinds))
+            reading.notes.append(f"{reading.written(f'draft.{part}')} does not apply to {drafters} and is left out")
     return {part: value for part, value in parts.items() if part in known}
+
+
+def complete(reading: Reading, kind: str, options: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a drafter that our own words name, with those of its kind that foreign words add."""
+    added = {part: value for part, value in parts.items() if part in fields_of(kind)}
+    for part, value in added.items():
+        if part in options and str(options[part]) != str(value):
+            written = reading.written(f"draft.{part}")
+            raise OptionError(f"{written} and the drafter's {part}={options[part]} contradict each other; give one")
+    if "max_match" in added and "ngram_prompt_lookup_max" in reading.names:
+        added.setdefault("min_match", 1)  # as vLLM has it
+    return {**added, **options}
+
+
+def fields_of(kind: str) -> set[str]:
+    return set() if kind == "none" else {field.name for field in dataclasses.fields(_kinds()[kind])}
+
+
+def kind_of(word: str) -> str:
+    """What a word of ours names; what is none of the words is a model."""
+    return word if word in ("none", "ngram", "suffix") else "draft"
+
+
+def kinds_of(given: Any) -> list[str]:
+    """The kinds of drafters in whatever `drafter=` may be; none for an object that is not ours."""
+    if given is None:
+        return []
+    if isinstance(given, str | Path):
+        return [kind_of(str(given))]
+    if hasattr(given, "state_dict"):
+        return ["draft"]
+    configs = getattr(given, "configs", [given])
+    return [kind for config in configs for kind, made in _kinds().items() if isinstance(config, made)]
 
 
 def _kinds() -> dict[str, Any]:
@@ -95,16 +124,6 @@ def build(chosen: Chosen) -> DrafterConfig | None:
         return None
     config: DrafterConfig = _kinds()[kind](**options)
     return config
-
-
-def write(chosen: Chosen) -> str:
-    """The same as it is written after --drafter."""
-    kind, options = chosen
-    model = str(options.get("model", ""))
-    if any(sign in model for sign in ",:="):  # a path that the list of options could not hold
-        kind, options = model, {name: value for name, value in options.items() if name != "model"}
-    listed = ",".join(f"{name}={value}" for name, value in options.items())
-    return f"{kind}:{listed}" if listed else kind
 
 
 def make(given: Any, num_draft_tokens: int | None = None) -> DrafterConfig | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.compat import drafter, table
+from paceline.compat import drafter, spec, table
 from paceline.compat.library import add_lengths
 from paceline.compat.reading import FALSE, TRUE, Notices, Reading, switch, unknown_option
 from paceline.errors import OptionError
@@ -25,6 +25,13 @@ BOUNDS = (
 )
 DRAFT_LENGTHS = ("--num-draft-tokens", "--num-speculative-tokens", "--gamma")
 DRAFT_MODELS = ("--draft-model", "--speculative-model")
+# Options of a drafter for which a command may have a flag, whichever drafter it is.
+OF_DRAFTERS = {
+    "num_draft_tokens": DRAFT_LENGTHS,
+    "quantization": ("--drafter-quantization",),
+    "max_match": ("--ngram-prompt-lookup-max",),
+    "min_match": ("--ngram-prompt-lookup-min",),
+}
 
 
 @dataclass(frozen=True)
@@ -58,16 +65,16 @@ def takes_value(name: str, declared: Iterable[str], command: str) -> Callable[[s
 
 
 def rewrite_flags(
-    foreign: Iterable[Flag], own: Iterable[Flag], declared: Mapping[str, Any], command: str
+    foreign: Iterable[Flag], own: Sequence[Flag], declared: Mapping[str, Any], command: str
 ) -> list[Flag]:
-    """Flags that the command does not declare as flags that it does; notices go to the log."""
+    """All flags as the command declares them, its own among them; notices go to the log."""
     reading = Reading(table.COMMAND_LINE, ())
     for flag in foreign:
         _take(reading, flag)
     given = {flag.name for flag in own}
     add_lengths(reading)
     _settle_sampling(reading, given)
-    result = _drafter_flags(reading, given, declared, command)
+    result = _settle_drafter(reading, own, declared, command)
     for ours, value in reading.found().items():
         result += _flags(reading, (ours, value), declared, command)
     Notices().say(reading.notes)
@@ -102,28 +109,62 @@ def _settle_sampling(reading: Reading, given: set[str]) -> None:
             reading.put("max_tokens", length, written)
 
 
-def _drafter_flags(reading: Reading, given: set[str], declared: Mapping[str, Any], command: str) -> list[Flag]:
-    chosen, parts = drafter.choose(reading), reading.parts()
+def _settle_drafter(reading: Reading, own: Sequence[Flag], declared: Mapping[str, Any], command: str) -> list[Flag]:
+    """The command's own flags with what foreign ones say of a drafter."""
+    named = [flag for flag in own if flag.name in ("--drafter", *DRAFT_MODELS)]
+    chosen = drafter.choose(reading, [_kind(flag) for flag in named])
     if chosen is None:
-        length = parts.get("num_draft_tokens")
-        if length is None:
-            return []
-        written = reading.written("draft.num_draft_tokens")
-        return [Flag(_declared(DRAFT_LENGTHS, written, declared, command), str(length), written)]
-    written = " ".join(dict.fromkeys(reading.written(f"draft.{part}") for part in parts))
-    if "--drafter" in given:
+        return _complete(reading, own, named, declared, command)
+    written = " ".join(dict.fromkeys(reading.written(f"draft.{part}") for part in reading.parts()))
+    if any(flag.name == "--drafter" for flag in named):
         raise OptionError(f"--drafter and {written} were both given; give one")
     kind, options = chosen
-    names = {"model": DRAFT_MODELS, "num_draft_tokens": DRAFT_LENGTHS, "quantization": ("--drafter-quantization",)}
-    if kind == "draft" and options.keys() <= names.keys() and any(name in declared for name in DRAFT_MODELS):
+    names = {"model": DRAFT_MODELS, **OF_DRAFTERS}
+    if kind == "draft" and any(name in declared for name in DRAFT_MODELS) and options.keys() <= names.keys():
         return [
-            Flag(_declared(names[part], written, declared, command), str(value), reading.written(f"draft.{part}"))
-            for part, value in options.items()
+            *own,
+            *(
+                Flag(_declared(names[part], written, declared, command), str(value), reading.written(f"draft.{part}"))
+                for part, value in options.items()
+            ),
         ]
-    spec = drafter.write(chosen)
+    text = spec.join(kind, options)
     if "--drafter" not in declared:
-        raise OptionError(f"{written} means --drafter {spec}, and {command} takes no --drafter")
-    return [Flag("--drafter", spec, written)]
+        raise OptionError(f"{written} means --drafter {text}, and {command} takes no --drafter")
+    return [*own, Flag("--drafter", text, written)]
+
+
+def _kind(flag: Flag) -> str:
+    """Of the drafter that a flag of ours names."""
+    value = flag.value or ""
+    if flag.name == "--drafter":
+        return drafter.kind_of(spec.split(value)[0])
+    return "ngram" if value in drafter.BY_NGRAM else "draft"
+
+
+def _complete(
+    reading: Reading, own: Sequence[Flag], named: Sequence[Flag], declared: Mapping[str, Any], command: str
+) -> list[Flag]:
+    """Foreign options of a drafter that our own flags name, or of any that the command may have."""
+    added, parts = [], reading.parts()
+    if not parts:
+        return list(own)  # without a look at any drafter, which would take its time
+    for part, value in reading.parts().items():
+        written, names = reading.written(f"draft.{part}"), OF_DRAFTERS[part]
+        if "--drafter" not in declared or any(name in declared for name in names):
+            added.append(Flag(_declared(names, written, declared, command), str(value), written))
+            del parts[part]
+        elif not named:
+            raise OptionError(written + drafter.NEEDS_DRAFTER)
+    parts = drafter.applicable(reading, [_kind(flag) for flag in named], parts)
+    return [*(_with(reading, flag, parts) if flag.name == "--drafter" else flag for flag in own), *added]
+
+
+def _with(reading: Reading, flag: Flag, parts: Mapping[str, Any]) -> Flag:
+    """--drafter with further options, as far as its drafter has them."""
+    word, options = spec.split(flag.value or "")
+    completed = drafter.complete(reading, drafter.kind_of(word), options, parts)
+    return flag if completed == options else Flag(flag.name, spec.join(word, completed), flag.written)
 
 
 def _declared(names: Iterable[str], written: str, declared: Mapping[str, Any], command: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from paceline.compat import drafter, table
@@ -40,21 +40,41 @@ def add_lengths(reading: Reading) -> None:
 
 
 def _with_drafter(reading: Reading) -> dict[str, Any]:
-    chosen, result = drafter.choose(reading), reading.found()
-    given, length = result.get("drafter"), reading.parts().get("num_draft_tokens")
+    result = reading.found()
+    given = result.get("drafter")
+    chosen, parts = drafter.choose(reading, drafter.kinds_of(given)), reading.parts()
     if chosen is not None:
         if given is not None:
             raise OptionError("both drafter= and a foreign spelling of it were given; give one")
         return {**result, "drafter": drafter.build(chosen)}
-    if length is None:
-        return result
-    written = reading.written("draft.num_draft_tokens")
-    if hasattr(given, "create"):
-        raise OptionError(f"{written} stands beside {show('drafter', given)}(…), which has its own; give it there")
+    if given is None:
+        _refuse_no_drafter(reading, parts)
+    elif parts.keys() - {"num_draft_tokens"} or (parts and hasattr(given, "create")):
+        result["drafter"] = _complete(reading, given, parts)
+    length = parts.get("num_draft_tokens")
+    return result if length is None else {**result, "num_draft_tokens": length}
+
+
+def _refuse_no_drafter(reading: Reading, parts: Mapping[str, Any]) -> None:
+    """Options of a drafter without one. A draft length may be for a drafter that comes later."""
     spelled = {row.name for row in table.SPELLINGS if row.to == "draft.num_draft_tokens"} & reading.names
-    if given is None and spelled - set(LENGTHS_FOR_LATER):
-        raise OptionError(written + drafter.NEEDS_DRAFTER)
-    return {**result, "num_draft_tokens": length}
+    for part in parts:
+        if part != "num_draft_tokens" or spelled - set(LENGTHS_FOR_LATER):
+            raise OptionError(reading.written(f"draft.{part}") + drafter.NEEDS_DRAFTER)
+
+
+def _complete(reading: Reading, given: Any, parts: Mapping[str, Any]) -> Any:
+    """The drafter that `drafter=` names, with the options that stand beside it in other words."""
+    kinds = drafter.kinds_of(given)
+    if kinds or not hasattr(given, "create"):
+        parts = drafter.applicable(reading, kinds, parts)
+    if hasattr(given, "create"):
+        for part in parts:
+            where = f"{show('drafter', given)}(…), which has its own; give it there"
+            raise OptionError(f"{reading.written(f'draft.{part}')} stands beside {where}")
+        return given
+    config: Any = drafter.make(given)
+    return given if config is None else replace(config, **drafter.complete(reading, kinds[0], {}, parts))
 
 
 def read_request(given: Mapping[str, Any], prompt_length: int, notices: Notices) -> dict[str, Any]:
@@ -66,12 +86,20 @@ def read_request(given: Mapping[str, Any], prompt_length: int, notices: Notices)
         theirs = [name for name in given if name not in REQUEST]
         raise OptionError(f"{', '.join(theirs)}: not of a request but of the engine; give it to LLM(…)")
     _settle_length(reading, prompt_length)
-    if reading.pop("do_sample") is False:
-        if reading.pop("temperature"):
-            reading.notes.append("temperature has no effect with do_sample=False: the likeliest token is taken")
-        reading.put("temperature", 0.0, "do_sample=False")
+    _settle_sampling(reading)
     notices.say(reading.notes)
     return {name: value for name, value in reading.found().items() if value is not None}
+
+
+def _settle_sampling(reading: Reading) -> None:
+    """do_sample decides whether a temperature counts; a generation_config that leaves it out means False."""
+    sampled = reading.pop("do_sample")
+    if sampled is None and "generation_config" in reading.names:
+        sampled = False
+    if sampled is False:
+        if reading.pop("temperature"):
+            reading.notes.append("temperature has no effect without do_sample=True: the likeliest token is taken")
+        reading.put("temperature", 0.0, "do_sample=False")
 
 
 def _settle_length(reading: Reading, prompt_length: int) -> None:

@@ -176,7 +176,8 @@ def _colossal() -> Iterator[Spelling]:
     yield Spelling(COLOSSAL, "max_n_spec_tokens", "draft.num_draft_tokens", RENAMED)
     yield Spelling(COLOSSAL, "n_spec_tokens", "draft.num_draft_tokens", RENAMED)
     yield Spelling(COLOSSAL, "drafter_model", "draft.model", RENAMED, note="on a live engine: llm.set_drafter(…)")
-    yield Spelling(COLOSSAL, "generation_config", "sampling_params", RENAMED, LIBRARY, note="a dictionary or an object")
+    greedy = "a dictionary or an object; as in transformers the likeliest token is taken unless do_sample=True is in it"
+    yield Spelling(COLOSSAL, "generation_config", "sampling_params", RENAMED, LIBRARY, note=greedy)
     counts = "counts the prompt, as in transformers; max_tokens counts new tokens only"
     yield Spelling(COLOSSAL, "max_length", "max_tokens", RENAMED, LIBRARY, note=counts)
     yield Spelling(COLOSSAL, "max_new_tokens", "max_tokens", RENAMED)

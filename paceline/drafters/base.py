@@ -64,12 +64,20 @@ class Observation:
 class Context(Protocol):
     """What `propose` works on: B decoding sequences."""
 
-    slots: Tensor  # [B]
-    slot_list: list[int]  # the same on the host
-    lengths: Tensor  # [B] committed lengths, the newest token included
+    slot_list: list[int]
     budgets: Tensor  # [B] the most nodes each may get
     max_nodes: int  # the largest of them
     table: Slots
+
+    @property
+    def slots(self) -> Tensor:
+        """[B] slot_list on the device."""
+        ...
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B] committed lengths, the newest token included."""
+        ...
 
     def only(self, rows: list[int]) -> Context:
         """A fresh context for some of the sequences, nothing drawn yet."""

@@ -99,7 +99,7 @@ class NGramDrafter(Stateless):
         nodes = min(self.max_nodes, context.max_nodes)
         if nodes == 0:
             return Proposal.empty(len(context.slot_list), context.slots.device)
-        on_host = context.slots.device.type == "cpu" and not self._reference
+        on_host = context.table.tokens.device.device.type == "cpu" and not self._reference
         return self._search(context, nodes) if on_host else self._look_up(context, nodes)
 
     def _look_up(self, context: Context, nodes: int) -> Proposal:
@@ -129,7 +129,7 @@ class NGramDrafter(Stateless):
             source = _find(text.tobytes(), text.itemsize, self._min_match, self._max_match)
             tokens = text[source : source + min(nodes, budget)].tolist()
             drafts.append((tokens, list(range(-1, len(tokens) - 1))))
-        return Proposal.of_trees(drafts, context.slots.device, self.name)
+        return Proposal.of_trees(drafts, context.table.tokens.device.device, self.name)
 
     def forget(self, slots: list[int]) -> None:
         if self._pace is not None:

@@ -90,7 +90,7 @@ class SuffixDrafter(Stateless):
         for slot, budget in zip(context.slot_list, context.budgets.tolist()):
             draft = self._speculate(slot, budget, context.table)
             drafts.append((draft.tokens, draft.parents))
-        return Proposal.of_trees(drafts, context.slots.device, self.name)
+        return Proposal.of_trees(drafts, context.table.tokens.device.device, self.name)
 
     def forget(self, slots: list[int]) -> None:
         for slot in slots:

@@ -42,6 +42,8 @@ def match(target: Any, draft: Any, sizes: tuple[int, int], cross: bool, device: 
     """Tokenizers (or None) and head sizes (target's, draft's) → a map, or an error naming the first differing id."""
     target_size, draft_size = sizes
     unknown = _unknown_id(draft)
+    if unknown >= draft_size:  # a token that was added to the tokenizer and not to the model
+        unknown = 0
     if target is None or draft is None:
         if cross:
             raise VocabularyError("cross_vocabulary=True needs the tokenizers of both models, and one has none")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -21,18 +23,38 @@ class DraftContext:
     ) -> None:
         device = table.tokens.device.device
         self.slot_list = slot_list
-        self.slots = torch.tensor(slot_list, dtype=torch.int64).to(device, non_blocking=True)
-        self.lengths = table.lengths[self.slots]
         self.budgets = torch.tensor(budgets, dtype=torch.int64).to(device, non_blocking=True)
         self.max_nodes = max(budgets, default=0)
-        self.table = table
+        self.table, self.device = table, device
         self._state, self._acceptance = state, acceptance
         self._keep_probs = acceptance in ("rejection", "block") and state.any_sampled(slot_list)
         self._exact = acceptance in ("exact", "typical")
-        empty = torch.zeros(len(slot_list), 0, dtype=torch.int64, device=device)
-        self._tokens, self._parents = empty, empty  # [B, n]
-        self._paths = empty[:, :, None]  # [B, n, D] tokens from the root down to each node, -1 beyond
         self._probs: list[Tensor] = []
+
+    # Made when first asked for: a drafter that looks things up on the host needs none of them.
+
+    @cached_property
+    def slots(self) -> Tensor:
+        return torch.tensor(self.slot_list, dtype=torch.int64).to(self.device, non_blocking=True)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        return self.table.lengths[self.slots]
+
+    @cached_property
+    def _tokens(self) -> Tensor:  # [B, n] of the nodes drawn so far
+        return self._nothing()
+
+    @cached_property
+    def _parents(self) -> Tensor:  # [B, n]
+        return self._nothing()
+
+    @cached_property
+    def _paths(self) -> Tensor:  # [B, n, D] tokens from the root down to each node, -1 beyond
+        return self._nothing()[:, :, None]
+
+    def _nothing(self) -> Tensor:
+        return torch.zeros(len(self.slot_list), 0, dtype=torch.int64, device=self.device)
 
     def only(self, rows: list[int]) -> DraftContext:
         """A fresh context for some of the sequences."""

@@ -56,13 +56,16 @@ def pack(
     `first` [B] is the lowest position each sequence may see.
     """
     device = table.tokens.device.device
+    tokens, paths = (None, None) if nodes is None else nodes
+    # On a CPU the drafted tokens are at hand; elsewhere the host does not wait for them.
+    drafted = tokens.tolist() if tokens is not None and device.type == "cpu" else None
     spans: list[Span] = []
     owner: list[int] = []
     slots: list[int] = []
     lines: list[int] = []
     bases: list[int] = []
     nodes_: list[int] = []  # the row's node; negative: a committed token
-    ids_: list[int] = []  # of committed tokens; nodes' stand in the proposal
+    ids_: list[int] = []  # 0 for nodes whose tokens only the device knows
     write: list[int] = []
     for number, item in enumerate(work):
         size, end = item.count + item.num_nodes, item.start + item.count
@@ -75,16 +78,17 @@ def pack(
         lines += line
         bases += [end] * size
         nodes_ += range(-item.count, item.num_nodes)
-        ids_ += table.tokens.host[item.slot, item.start : end].tolist() + [0] * item.num_nodes
+        ids_ += table.tokens.host[item.slot, item.start : end].tolist()
+        ids_ += [0] * item.num_nodes if drafted is None or not item.num_nodes else drafted[number][: item.num_nodes]
         write += [pages[at // block_size - first_page] * block_size + at % block_size for at in line]
     sent = torch.tensor([owner, slots, lines, bases, nodes_, ids_, write], dtype=torch.int64)
     owner_t, slot_t, line_t, base_t, node_t, ids, write_t = sent.to(device, non_blocking=True)
     positions, path = line_t, None
-    if nodes is not None and any(item.num_nodes for item in work):
-        tokens, paths = nodes
+    if tokens is not None and (drafted is None or paths is not None) and any(item.num_nodes for item in work):
         is_node, index = node_t >= 0, node_t.clamp(min=0)
         sequence = torch.where(is_node, owner_t, 0)  # sequences behind the proposal's have no nodes
-        ids = torch.where(is_node, tokens[sequence, index], ids)
+        if drafted is None:
+            ids = torch.where(is_node, tokens[sequence, index], ids)
         if paths is not None:
             path = torch.where(is_node[:, None], paths[sequence, index], -1)
             positions = torch.where(is_node, base_t - 1 + (path >= 0).sum(1), line_t)

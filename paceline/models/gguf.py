@@ -314,6 +314,11 @@ class GGUFFile:
             self.metadata[key] = cursor.value(cursor.u32(f"metadata {key!r}"), f"metadata {key!r}")
         self.tensors: dict[str, GGUFTensor] = _read_tensors(cursor, data, tensor_count, self.metadata)
 
+    def forget(self, beginning: str) -> None:
+        """Drop metadata that nobody will ask for again: a vocabulary takes megabytes."""
+        for key in [key for key in self.metadata if key.startswith(beginning)]:
+            del self.metadata[key]
+
     def release(self) -> None:
         """Give back the memory that holds what was read so far; what is read again comes from the file again."""
         if hasattr(self._mapping, "madvise") and hasattr(mmap, "MADV_DONTNEED"):

@@ -102,6 +102,7 @@ def find(model: Any, tokenizer: Any = None) -> Found:
             from paceline.models.gguf_tokenizer import tokenizer_from_gguf
 
             tokenizer = tokenizer_from_gguf(file)
+            file.forget("tokenizer.")
         source = GGUFSource(file, str(path), config.num_heads, config.num_kv_heads)
         return Found(config, source, _read_tokenizer(tokenizer))
     return Found(read_config(path), FolderSource(path), _read_tokenizer(path if tokenizer is None else tokenizer))

@@ -17,6 +17,7 @@ from paceline.params import SamplingParams
 from paceline.sampling.state import Rows, SamplerState
 
 NEVER = float("-inf")
+LIKELY = 512  # tokens that are sorted before all are
 
 Stage = Callable[[Tensor, Rows, SamplerState], Tensor]
 
@@ -135,13 +136,41 @@ def _top_k(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
 
 def _top_p(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     """Keep the likeliest tokens until their probabilities reach top_p; at least one; ties by lowest id."""
-    limit = state.float_column("top_p", rows.slots)[:, None]
-    ordered, order = logits.sort(dim=1, descending=True, stable=True)
-    share = torch.softmax(ordered, dim=1)
-    before = share.cumsum(1) - share
-    drop = (before >= limit) & (limit < 1.0)
-    drop[:, 0] = False
+    limit = state.float_column("top_p", rows.slots)
+    share = torch.softmax(logits, dim=1).double()
+    if logits.device.type == "cpu":
+        return torch.stack([_nucleus(*row) for row in zip(logits, share, limit.tolist())])
+    return _nuclei(logits, share, limit)
+
+
+def _nuclei(logits: Tensor, share: Tensor, limit: Tensor) -> Tensor:
+    """All rows at once, [R, V]; limit is [R]."""
+    order = logits.sort(dim=1, descending=True, stable=True).indices
+    drop = _beyond(share.gather(1, order), limit[:, None])
     return logits.masked_fill(torch.zeros_like(drop).scatter(1, order, drop), NEVER)
+
+
+def _beyond(share: Tensor, limit: Tensor | float) -> Tensor:
+    """Of probabilities in falling order, those that come after the limit was reached."""
+    drop = share.cumsum(-1) - share >= limit
+    drop[..., 0] = False
+    return drop if isinstance(limit, float) else drop & (limit < 1.0)
+
+
+def _nucleus(logits: Tensor, share: Tensor, limit: float) -> Tensor:
+    """The same for one row [V] on a CPU, where sorting a vocabulary takes as long as a forward: sort the likeliest few
+    first, and all only if those do not reach the limit."""
+    if limit >= 1.0 or bool(share[0].isnan()):  # one NaN makes all shares NaN, and must stay seen
+        return logits
+    for count in (min(LIKELY, len(logits)), len(logits)):
+        least = logits.topk(count).values[-1]
+        ids = (logits >= least).nonzero()[:, 0]  # by id, whatever ties with the last
+        ids = ids[logits[ids].sort(descending=True, stable=True).indices]
+        drop = _beyond(share[ids], limit)
+        if drop[-1] or len(ids) == len(logits):
+            break
+    kept = ids[~drop]
+    return torch.full_like(logits, NEVER).index_copy(0, kept, logits[kept])
 
 
 def _penalised(params: SamplingParams) -> bool:

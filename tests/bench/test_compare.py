@@ -10,6 +10,7 @@ import torch
 
 from paceline import LLM, DraftModel, NGram, SamplingParams, Suffix
 from paceline.bench import compare as bench
+from paceline.bench import differences
 from paceline.bench.compare import Comparison, Plan, Variant, compare, find_differences, labels
 from paceline.bench.differences import Difference
 from paceline.errors import OptionError, PacelineError
@@ -156,6 +157,38 @@ def test_a_planted_difference_is_found_with_its_place_and_margin(llm: LLM, model
         logits = model(torch.tensor([PROMPTS[1].ids + expected[:position]])).logits[0, -1]
     top = torch.log_softmax(logits.double(), 0).topk(2).values
     assert found.margin == pytest.approx(float(top[0] - top[1]), abs=1e-4)
+
+
+def test_an_interrupt_while_margins_are_recomputed_keeps_those_that_were(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_pass, real_margin, asked = bench.run_pass, differences.find_margin, 0
+
+    def faulty(llm: LLM, plan: Plan, on_done: Any) -> bench.Pass:
+        done = real_pass(llm, plan, on_done)
+        for answer in done.answers if llm.engine.drafter is not None and len(plan.prompts) > 1 else ():
+            answer.output = copy.deepcopy(answer.output)
+            answer.output.token_ids[4] = (answer.output.token_ids[4] + 1) % 97
+        return done
+
+    def interrupted(*given: Any) -> float | None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise KeyboardInterrupt
+        return real_margin(*given)
+
+    monkeypatch.setattr(bench, "run_pass", faulty)
+    monkeypatch.setattr(differences, "find_margin", interrupted)
+    result = compare(llm, plan(max_tokens=8))
+    assert result.interrupted
+    assert asked == 2
+    assert [len(measured.passes) for measured in result.measured] == [1, 1, 1]
+    assert [len(measured.differences) for measured in result.measured] == [0, 3, 3]
+    margins = [found.margin for measured in result.measured for found in measured.differences]
+    assert margins[0] is not None
+    assert margins[1:] == [None] * 5
+    assert not llm.engine.has_work
 
 
 def test_an_answer_that_ends_early_or_late_differs_where_the_other_goes_on(llm: LLM) -> None:

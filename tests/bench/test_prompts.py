@@ -96,9 +96,11 @@ def test_without_a_file_there_are_prompts_of_our_own() -> None:
 
 
 def test_a_demo_is_one_of_three_and_stands_alone(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"--demo 'de' is not known; allowed: te \(English\), tc \(Chinese\) or chat"):
+    with pytest.raises(
+        OptionError, match=r"the demo 'de' is not known; allowed: te \(English\), tc \(Chinese\) or chat"
+    ):
         read_questions(None, demo="de")
-    with pytest.raises(OptionError, match="--demo and --dataset-path were both given; give one"):
+    with pytest.raises(OptionError, match="a demo and a dataset were both given; give one"):
         read_questions(write(tmp_path / "rows.jsonl", [{"text": "x"}]), demo="te")
 
 

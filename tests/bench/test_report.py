@@ -118,6 +118,12 @@ def test_a_coloured_answer_is_the_whole_text_with_a_legend_of_what_it_has() -> N
     assert f"{len(IDS)} tokens in {len(IDS) - 3} forwards" in text
 
 
+def test_an_answer_cannot_steer_the_terminal() -> None:
+    (shown,) = record(comparison({"plain": [1.0], "ngram": [1.0]}))["shown"]
+    shown["pieces"] = [["a\x1b[2J\x9b2Jb", "plain", None]]
+    assert "a␛[2J\ufffd2Jb" in printed(report.answer(shown))
+
+
 @pytest.mark.parametrize("names", [(), ("ngram",), ("ngram:max_match=3", "ngram:max_match=2", "suffix")])
 def test_the_picture_is_drawn_for_any_number_of_drafters(tmp_path: Path, names: tuple[str, ...]) -> None:
     picture.plot(record(example(*names)), tmp_path / "pictures" / "compare.png")

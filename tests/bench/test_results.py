@@ -74,9 +74,9 @@ def test_the_names_that_scripts_know_hold_texts_ids_and_timings() -> None:
 def test_a_name_without_a_run_is_null_and_its_reason_stands_beside_it() -> None:
     data = record(example("suffix"))
     assert data["speculative"] is None
-    assert data["speculative_reason"] == "not asked for; --speculative-model NAME or --drafter NAME asks for it"
+    assert data["speculative_reason"] == "not asked for: no draft model was named"
     assert data["ngram"] is None
-    assert data["ngram_reason"] == "not asked for; --drafter ngram asks for it"
+    assert data["ngram_reason"] == "not asked for: no n-gram drafter was named"
     cut = example("suffix", "ngram")
     cut.measured.pop()
     assert record(cut)["ngram_reason"] == "interrupted before it had an answer"
@@ -140,6 +140,17 @@ def test_the_pieces_of_a_shown_answer_are_its_text_with_their_origins() -> None:
     drafted = [text for text, kind, drafter in item["pieces"] if (kind, drafter) == ("accepted", "x")]
     assert "".join(drafted) == TOKENIZER.decode(IDS[:3])
     assert (item["prompt"], item["variant"], item["tokens"], item["cut"]) == ("prompt 0", "ngram", len(IDS), False)
+
+
+@pytest.mark.parametrize("most", [5, 160])
+def test_a_shown_answer_is_no_longer_than_the_text_that_a_stop_left(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = comparison({"plain": [1.0], "ngram": [1.0]})
+    output = result.measured[1].passes[0].answers[0].output
+    output.text = TOKENIZER.decode(IDS[:3])[:-1]
+    monkeypatch.setattr(results, "MAX_PIECES", most)
+    (item,) = record(result)["shown"]
+    assert "".join(text for text, _, _ in item["pieces"]) == output.text
+    assert [kind for _, kind, _ in item["pieces"]] == ["accepted"] * 3
 
 
 def test_a_long_answer_is_cut_and_without_a_tokenizer_none_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

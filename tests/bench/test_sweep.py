@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -35,13 +36,15 @@ def test_lengths_are_read_in_every_spelling(text: str, lengths: list[int]) -> No
 
 @pytest.mark.parametrize("text", ["", "0", "0..3", "3..1", "a", "1..", "1,,2", "-1", "1.5", "1..2..3", "9" * 30])
 def test_other_lengths_are_refused_with_what_is_allowed(text: str) -> None:
-    with pytest.raises(OptionError, match=r"allowed: draft lengths of 1 or more, written 1\.\.10, 1,2,4 or 5"):
+    with pytest.raises(OptionError, match=r"allowed: numbers of 1 or more, written 1\.\.10, 1,2,4 or 5"):
         read_lengths(text)
 
 
-def test_a_range_without_end_is_refused() -> None:
-    with pytest.raises(OptionError, match="names 1000 draft lengths; at most 64 are run"):
-        read_lengths("1..1000")
+@pytest.mark.parametrize("text", ["1..1000", "1..64,70..133", "1..64,65", "1..999999"])
+def test_more_lengths_than_can_be_run_are_refused(text: str) -> None:
+    with pytest.raises(OptionError, match=f"draft lengths '{re.escape(text)}' are too many; at most 64 are run"):
+        read_lengths(text)
+    assert len(read_lengths("1..64,1..64")) == 64
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,7 @@ def test_a_range_without_end_is_refused() -> None:
         ("ngram", NGram(), "ngram:num_draft_tokens=3"),
         ("suffix:tree=true", Suffix(tree=True), "suffix:tree=true,num_draft_tokens=3"),
         ("some/model", DraftModel("some/model"), "some/model:num_draft_tokens=3"),
+        ("./run,seed=1", DraftModel("./run,seed=1"), "./run,seed=1:num_draft_tokens=3"),
     ],
 )
 def test_a_length_is_named_as_a_user_would_type_it(name: str, config: Any, expected: str) -> None:

@@ -181,6 +181,14 @@ def test_the_drafter_changes_in_mid_conversation_and_the_text_does_not(
     assert [" · plain" in line for line in result.stderr.splitlines() if " tokens · " in line] == [False, True, False]
 
 
+def test_a_drafter_of_later_may_bring_its_own_length_and_is_told_nothing(llm: LLM, checkpoint: Path) -> None:
+    lines = ["/drafter none", FIRST, "/drafter ngram:num_draft_tokens=8", SECOND]
+    result = talk(checkpoint, *lines, options=("--num-draft-tokens", "3"))
+    assert result.stdout == shown(answers(llm, FIRST, SECOND))
+    told = [line for line in result.stderr.splitlines() if " tokens · " not in line]
+    assert told == ["drafter: none", "drafter: ngram:num_draft_tokens=8"]
+
+
 def test_the_temperature_changes_in_mid_conversation(llm: LLM, checkpoint: Path) -> None:
     result = talk(checkpoint, FIRST, "/temperature 0.9", SECOND, "/temperature", options=("--seed", "6"))
     first = answers(llm, FIRST)[0]
@@ -338,6 +346,31 @@ def test_the_oldest_turns_go_when_the_model_is_full(llm: LLM, checkpoint: Path, 
     assert lengths[dropping[0]] <= 160 // 2
 
 
+def test_turns_that_had_to_go_come_back_when_no_word_was_said(
+    llm: LLM, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long, seen = "rider " * 230, [""]
+    real, step = Target.stream, Target.step
+
+    def stream(self: LLM, prompt: Any, params: SamplingParams) -> Any:
+        seen.append(prompt.get("prompt", ""))
+        return real(self, prompt, params)
+
+    def stepped(self: LLM) -> Any:
+        if long.strip() in seen[-1]:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(Target, "stream", stream)
+    monkeypatch.setattr(Target, "step", stepped)
+    result = talk(checkpoint, FIRST, SECOND, long, THIRD, options=("--max-model-len", "300"))
+    assert "oldest messages were dropped" in result.stderr
+    assert "the question is forgotten" in result.stderr
+    first, second = answers(llm, FIRST, SECOND)
+    said = zip(["user", "assistant"] * 3, [FIRST, first, SECOND, second, THIRD])
+    assert seen[-1] == llm.read_chat([{"role": role, "content": text} for role, text in said]).text
+
+
 def test_the_system_message_is_never_dropped(checkpoint: Path, prompts: list[str]) -> None:
     questions = [f"rider {number} takes a turn" for number in range(8)]
     options = ("--max-model-len", "160", "--max-tokens", "12", "--system", "Be kind.")
@@ -363,6 +396,15 @@ def test_a_template_text_takes_every_turn(llm: LLM) -> None:
     for role, text in (("user", "one"), ("assistant", " 1"), ("user", "two")):
         conversation.add(role, text)
     assert conversation.prompt().text == "Be brief.\nQ: one\nA: 1\nQ: two\nA:"
+
+
+def test_a_template_file_that_is_no_text_is_refused_and_the_chat_goes_on(
+    llm: LLM, checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "some.bin").write_bytes(b"\xff\xfe\x00")
+    result = talk(checkpoint, FIRST, f"/template {tmp_path / 'some.bin'}", SECOND)
+    assert result.stdout == shown(answers(llm, FIRST, SECOND))
+    assert f"the template file {tmp_path / 'some.bin'} cannot be read: it is not UTF-8 text" in result.stderr
 
 
 def test_a_foreign_template_stops_before_the_other_side_speaks(llm: LLM) -> None:

@@ -92,10 +92,30 @@ def test_every_flag_takes_hyphens_and_underscores(path: str, flag: str) -> None:
         ("--append_attn 1 hello", ["hello"]),
         ("--append_attn=True hello", ["hello"]),
         ("--stop x --stop y --stop_token z", ["--stop", "x", "--stop", "y", "--stop", "z"]),
-        ("--max-tokens", ["--max-tokens"]),
     ],
 )
 def test_words_that_are_no_flags_stay_as_they_are(text: str, words: list[str]) -> None:
+    assert read("paceline generate", text) == words
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("--ignore-eos=false hello", ["hello"]),
+        ("--ignore_eos false hello", ["hello"]),
+        ("--ignore_eos true hello", ["--ignore-eos", "hello"]),
+        ("--stats=Yes hello", ["--stats", "hello"]),
+        ("--stats on the road", ["--stats", "on", "the", "road"]),
+        ("--stats 1 of 3", ["--stats", "1", "of", "3"]),
+        ("--chat=no hello", ["--raw", "hello"]),
+        ("--raw=false hello", ["--chat", "hello"]),
+        ("--no_color True hello", ["--no-color", "hello"]),
+        ("--stats --stats=false", []),
+        ("--stats=off --stats", ["--stats"]),
+        ("--system= hello", ["--system", "", "hello"]),
+    ],
+)
+def test_a_switch_may_have_a_value_and_a_word_of_the_prompt_is_none(text: str, words: list[str]) -> None:
     assert read("paceline generate", text) == words
 
 
@@ -110,7 +130,7 @@ def test_words_that_are_no_flags_stay_as_they_are(text: str, words: list[str]) -
         (
             "paceline compare",
             "--draft_model d --gamma 4",
-            ["--speculative-model", "d", "--num-speculative-tokens", "4"],
+            ["--speculative-model", "d", "--num-draft-tokens", "4"],
         ),
         (
             "paceline compare",
@@ -121,6 +141,58 @@ def test_words_that_are_no_flags_stay_as_they_are(text: str, words: list[str]) -
 )
 def test_a_flag_that_the_command_declares_is_its_own(path: str, text: str, words: list[str]) -> None:
     assert read(path, text) == words
+
+
+GENERATE, COMPARE, SWEEP = "paceline generate", "paceline compare", "paceline sweep"
+BESIDE_OURS = [
+    (COMPARE, "--speculative-model d --speculative-model-quantization int8", "--drafter-quantization int8"),
+    (SWEEP, "--draft_model d --draft_model_quant_type weight_only_int8", "--drafter-quantization int8"),
+    (GENERATE, "--drafter d --speculative-model-quantization int8", "--drafter d --drafter-quantization int8"),
+    (GENERATE, "--drafter ngram --ngram_prompt_lookup_max 3", "--drafter ngram:max_match=3,min_match=1"),
+    (GENERATE, "--drafter ngram --speculate_max_ngram_size 3", "--drafter ngram:max_match=3"),
+    (GENERATE, "--drafter ngram:max_match=3 --speculate_max_ngram_size 3", "--drafter ngram:max_match=3"),
+    (
+        GENERATE,
+        "--drafter suffix --drafter ngram:min_match=2 --ngram_prompt_lookup_max 3",
+        "--drafter suffix --drafter ngram:max_match=3,min_match=2",
+    ),
+    (SWEEP, "--drafter ngram --ngram_prompt_lookup_max 3", "--drafter ngram:max_match=3,min_match=1"),
+    (SWEEP, "--draft_model d --speculate_method draft_model", "--draft-model d"),
+    (COMPARE, "--speculate_max_ngram_size 2", "--ngram-prompt-lookup-max 2"),
+]
+
+
+@pytest.mark.parametrize("path, text, ours", BESIDE_OURS)
+def test_a_foreign_option_applies_to_the_drafter_that_our_own_flag_names(
+    path: str, text: str, ours: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = read(path, text)
+    assert " ".join(words).endswith(ours)
+    assert words.count("--drafter") == ours.count("--drafter ")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "path, text, words, kind",
+    [
+        (GENERATE, "--drafter suffix", ["--drafter", "suffix"], "suffix drafting"),
+        (GENERATE, "--drafter some/model", ["--drafter", "some/model"], "a draft model"),
+        (GENERATE, "--drafter none", ["--drafter", "none"], "plain decoding"),
+        (SWEEP, "--draft-model d", ["--draft-model", "d"], "a draft model"),
+        (
+            GENERATE,
+            "--drafter suffix --drafter d",
+            ["--drafter", "suffix", "--drafter", "d"],
+            "suffix drafting or a draft model",
+        ),
+    ],
+)
+def test_a_foreign_option_that_the_named_drafter_does_not_have_is_left_out_with_a_notice(
+    path: str, text: str, words: list[str], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read(path, text + " --speculate_max_ngram_size 3") == words
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"--speculate_max_ngram_size 3 does not apply to {kind} and is left out"]
 
 
 ON_THE_COMMAND_LINE = [row for row in SPELLINGS if row.holds(table.COMMAND_LINE) and not CASES[row.id].refusal]
@@ -144,6 +216,16 @@ def test_generate_takes_every_spelling_of_the_command_line(row: Any, monkeypatch
         ("paceline generate", "--speculate_metod x", "did you mean '--speculate-method'?"),
         ("paceline generate", "--zzzz 0", "option '--zzzz' is not known; see paceline generate --help"),
         ("paceline generate", "-m x", "option '-m' is not known: flags begin with two hyphens"),
+        ("paceline generate", "hello --system", "--system needs a value"),
+        ("paceline generate", "hello --model", "--model needs a value"),
+        ("paceline generate", "--stats=maybe hello", "--stats maybe is not allowed; allowed: true or false"),
+        ("paceline generate", "--ignore-eos --ignore_eos=no", "--ignore-eos and --ignore_eos no contradict each other"),
+        (
+            "paceline generate",
+            "--drafter ngram:max_match=4 --ngram_prompt_lookup_max 3",
+            "--ngram_prompt_lookup_max 3 and the drafter's max_match=4 contradict each other; give one",
+        ),
+        ("paceline generate", "--ngram_prompt_lookup_max 3", "--ngram_prompt_lookup_max 3 needs a drafter to apply to"),
         ("paceline generate", "--chat --raw", "--chat and --raw contradict each other; give one"),
         ("paceline generate", "--tp_size 2", "--tp_size 2 is not supported yet; allowed: 1 (one device)"),
         ("paceline models fetch", "--dtype fp16", "--dtype fp16 means --dtype, and paceline models fetch takes no"),

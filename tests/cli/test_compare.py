@@ -13,8 +13,11 @@ from typer.testing import Result
 
 from paceline import NGram, SamplingParams, Suffix
 from paceline.bench import compare as bench
+from paceline.bench import differences
 from paceline.bench.demos import ENGLISH
+from paceline.cli import compare as command
 from paceline.llm import LLM
+from paceline.pieces import readable
 from tests.cli import measured
 from tests.cli.measured import read
 
@@ -152,8 +155,22 @@ def test_an_answer_is_shown_when_asked_for(checkpoint: Path, dataset: Path, tmp_
     assert "drafted and accepted" not in run(checkpoint, tmp_path, *words).stdout
     shown = run(checkpoint, tmp_path, *words, "--show").stdout
     assert "drafted and accepted" in shown
-    answers = [answer["text"].split() for answer in read(tmp_path)["variants"][1]["answers"]]
+    answers = [readable(answer["text"]).split() for answer in read(tmp_path)["variants"][1]["answers"]]
     assert any(" ".join(words) in " ".join(shown.split()) for words in answers if words)
+
+
+def test_a_shown_answer_ends_where_its_text_ends(checkpoint: Path, dataset: Path, tmp_path: Path) -> None:
+    words = ["--dataset-path", str(dataset), "--drafter", str(checkpoint)]  # drafts itself, so all are accepted
+    run(checkpoint, tmp_path, *words)
+    ids = read(tmp_path)["default"]["token_ids"]
+    stops = [word for token in {answer[8] for answer in ids} for word in ("--stop-token-id", str(token))]
+    run(checkpoint, tmp_path, *words, *stops)
+    data = read(tmp_path)
+    texts = {answer["prompt"]: answer["text"] for answer in data["variants"][1]["answers"]}
+    assert {answer["finish_reason"] for answer in data["variants"][1]["answers"]} == {"stop"}
+    assert data["shown"]
+    for item in data["shown"]:
+        assert "".join(piece for piece, _, _ in item["pieces"]) == texts[item["prompt"]]
 
 
 def test_an_interrupt_keeps_what_was_measured_and_exits_130(
@@ -218,13 +235,24 @@ def test_without_matplotlib_the_rest_is_there(
         (["--output", "/dev/null/x"], "the output folder /dev/null/x cannot be made"),
         (["--save-output", "results.txt"], "--save-output 'results.txt' is not allowed; its name must end in .json"),
         (["--save-output", "/dev/null/x.json"], "the output folder /dev/null cannot be made"),
-        (["--demo", "de"], "--demo 'de' is not known; allowed: te (English), tc (Chinese) or chat (conversations)"),
+        (["--demo", "de"], "the demo 'de' is not known; allowed: te (English), tc (Chinese) or chat (conversations)"),
         (["--demo", "chat", "--raw"], "--demo chat asks conversations, which --raw cannot write"),
         (["--tensor-parallel-size", "2"], "tensor_parallel_size=2 is not supported yet"),
         (["--gpu-memory-utilization", "2"], "gpu_memory_utilization=2.0 is not allowed"),
         (["--num-speculative-tokens", "0"], "num_draft_tokens is 0"),
         (["--ngram-prompt-lookup-min", "4"], "min_match may not be the larger"),
         (["--template", "unknown"], "prompt_template='unknown' is not known"),
+        (["--template", "vicuna", "--raw"], "--raw and --template contradict each other; give one"),
+        (["--drafter", "sufix"], "did you mean 'suffix'?"),
+        (["--drafter-quantization", "banana"], "quantization='banana' is not known"),
+        (
+            ["--drafter", "ngram:num_draft_tokens=8", "--num-draft-tokens", "3"],
+            "--drafter ngram:num_draft_tokens=8 and a draft length of 3 contradict each other; give one",
+        ),
+        (
+            ["--drafter", "ngram:max_match=8", "--ngram-prompt-lookup-max", "3"],
+            "--drafter ngram:max_match=8 and max_match=3 contradict each other; give one",
+        ),
         (
             ["--speculative-model", "m", "--drafter", "ngram"],
             "--speculative-model and --drafter were both given; write the model as "
@@ -239,6 +267,46 @@ def test_what_cannot_be_done_is_said_in_one_sentence(
     assert result.exit_code == 2
     assert said in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody may write")
+@pytest.mark.parametrize("words", [["--output", "/proc"], ["--save-output", "/proc/x.json"]])
+def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_runs(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(command.measuring, "run", lambda *ignored: pytest.fail("it ran"))
+    result = run(checkpoint, tmp_path, *words)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("the output folder /proc cannot be written to: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_what_cannot_be_written_is_said_after_what_was_measured(
+    checkpoint: Path, dataset: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "results.json").mkdir()
+    result = run(checkpoint, tmp_path, "--dataset-path", str(dataset), "--max-tokens", "4")
+    assert result.exit_code == 2
+    assert "All 6 answers with drafts are plain's, token for token." in " ".join(result.stdout.split())
+    assert "report:" not in result.stdout
+    assert result.stderr == f"{tmp_path / 'results.json'} cannot be written: Is a directory\n"
+
+
+def test_an_interrupt_while_differences_are_looked_at_keeps_what_was_measured(
+    checkpoint: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*ignored: object) -> None:
+        raise KeyboardInterrupt
+
+    plant(monkeypatch, position=6)
+    monkeypatch.setattr(differences, "find_margin", interrupted)
+    result = run(checkpoint, tmp_path, "--dataset-path", str(dataset))
+    assert result.exit_code == 130
+    data = read(tmp_path)
+    assert data["interrupted"] is True
+    assert [variant["identical"] for variant in data["variants"]] == [3, 3, 2]
+    assert data["variants"][2]["answers"][1]["difference"]["margin"] is None
+    assert "suffix, line 2: differs from token 7 on" in result.stdout
 
 
 def test_a_prompt_that_is_too_long_is_named(checkpoint: Path, tmp_path: Path) -> None:

@@ -66,12 +66,60 @@ def test_flags_without_effect_say_so_and_so_do_those_that_do_not_apply(
     result = run(checkpoint, tmp_path, *words)
     assert result.exit_code == 0
     assert result.stderr == ""
-    more = ["--trust-remote-code", "--enforce_eager", "--ngram_prompt_lookup_max", "4"]
+    more = ["--trust-remote-code", "--enforce_eager", "--drafter-quantization", "int8"]
     said = run(checkpoint, tmp_path, *words, *more).stderr
     assert "--trust-remote-code has no effect here" in said
     assert "--enforce-eager has no effect here" in said
-    assert "--ngram-prompt-lookup-max has no effect beside --drafter; write --drafter ngram:max_match=4" in said
+    assert "a draft model's quantization int8 has no effect: no draft model was given" in said
     assert len(said.strip().splitlines()) == 3
+    said = run(checkpoint, tmp_path, *words, "--enforce_eager=false", "--trust_remote_code", "False").stderr
+    assert said == ""
+
+
+FEW = ["--num-prompts", "1", "--max-tokens", "4"]
+
+
+@pytest.mark.parametrize(
+    ("drafters", "expected"),
+    [
+        (["ngram"], [NGram(5, 1, 4)]),
+        (["ngram:min_match=2", "suffix"], [NGram(5, 2, 4), Suffix()]),
+        (["ngram:rule=reference,num_draft_tokens=3"], [NGram(3, 1, 4, "reference")]),
+    ],
+)
+def test_the_length_of_a_match_reaches_ngram_wherever_it_is_named(
+    checkpoint: Path, dataset: Path, tmp_path: Path, drafters: list[str], expected: list[Any]
+) -> None:
+    words = [word for spec in drafters for word in ("--drafter", spec)]
+    result = run(checkpoint, tmp_path, *words, *FEW, "--ngram_prompt_lookup_max", "4", "--dataset-path", str(dataset))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [row["drafter"] for row in read(tmp_path)["variants"]][1:] == [repr(config) for config in expected]
+
+
+def test_the_length_of_a_match_is_noticed_where_nothing_is_matched(
+    checkpoint: Path, dataset: Path, tmp_path: Path
+) -> None:
+    words = ["--drafter", "suffix", "--dataset-path", str(dataset), "--ngram_prompt_lookup_max", "4"]
+    said = run(checkpoint, tmp_path, *FEW, *words).stderr
+    assert said == "note: a match of at most 4 tokens applies to none of these drafters and is left out\n"
+
+
+@pytest.mark.parametrize("flag", ["--num-speculative-tokens", "--num_draft_tokens", "--gamma"])
+def test_a_draft_length_reaches_every_drafter_of_ours(
+    checkpoint: Path, dataset: Path, tmp_path: Path, flag: str
+) -> None:
+    run(checkpoint, tmp_path, *FEW, "--dataset-path", str(dataset), flag, "3")
+    assert [row["drafter"] for row in read(tmp_path)["variants"]][1:] == [repr(NGram(3, 1, 3)), repr(Suffix(3))]
+    assert [row["label"] for row in read(tmp_path)["variants"]] == ["plain", "ngram", "suffix"]
+
+
+def test_a_draft_model_is_packed_under_every_name_of_the_option(
+    checkpoint: Path, dataset: Path, tmp_path: Path
+) -> None:
+    words = ["--speculative-model", str(checkpoint), "--speculative-model-quantization", "int8"]
+    result = run(checkpoint, tmp_path, *FEW, *words, "--dataset-path", str(dataset))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert read(tmp_path)["variants"][1]["drafter"] == repr(DraftModel(str(checkpoint), quantization="int8"))
 
 
 def test_a_number_of_speculative_tokens_is_for_drafters_that_have_none_of_their_own(

@@ -163,7 +163,19 @@ def test_stats_go_to_standard_error(checkpoint: Path) -> None:
         (["x", "--logprobs", "-1"], "logprobs=-1 is not allowed"),
         (["x", "--acceptance", "sure"], "acceptance='sure'"),
         (["x", "--template", "alpaca"], "prompt_template='alpaca' is not known"),
-        (["x", "--system", "be kind", "--raw"], "--system needs a chat template"),
+        (
+            ["x", "--system", "be kind", "--raw"],
+            "--raw and --system contradict each other: a system message has its place",
+        ),
+        (["x", "--template", "vicuna", "--raw"], "--raw and --template contradict each other; give one"),
+        (["x", "--drafter", "sufix"], "no such path exists; did you mean 'suffix'?"),
+        (["x", "--gamma", "0"], "a draft length of 0 is not allowed; allowed: 1 or more"),
+        (["x", "--drafter", "ngram", "--drafter-quantization", "banana"], "quantization='banana' is not known"),
+        (
+            ["x", "--drafter", "ngram:num_draft_tokens=8", "--num-draft-tokens", "3"],
+            "--drafter ngram:num_draft_tokens=8 and a draft length of 3 contradict each other; give one",
+        ),
+        (["x", "--system"], "--system needs a value"),
         (["x", "--max-model-len", "1"], "max_model_len=1 leaves no room"),
         (["x\udcff"], "the prompt cannot be read: it is not UTF-8 text"),
     ],
@@ -174,6 +186,46 @@ def test_what_cannot_be_done_is_said_in_one_sentence(checkpoint: Path, words: li
     assert said in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "notice"),
+    [
+        (["--gamma", "5"], "a draft length of 5 has no effect without a drafter; --drafter suffix would bring one"),
+        (["--num-draft-tokens", "5", "--drafter", "none"], "a draft length of 5 has no effect without a drafter"),
+        (
+            ["--drafter", "ngram", "--drafter-quantization", "int8"],
+            "a draft model's quantization int8 has no effect: no draft model was given",
+        ),
+        (["--drafter", "suffix", "--ngram_prompt_lookup_max", "3"], "--ngram_prompt_lookup_max 3 does not apply to"),
+    ],
+)
+def test_what_applies_to_nothing_is_noticed(llm: LLM, checkpoint: Path, words: list[str], notice: str) -> None:
+    result = invoke(checkpoint, TEXT, *words)
+    assert (result.exit_code, result.stdout) == (0, expected(llm) + "\n")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"note: {notice}")
+
+
+def test_the_value_of_a_switch_is_no_word_of_the_prompt(llm: LLM, checkpoint: Path) -> None:
+    text = expected(llm) + "\n"
+    assert run(checkpoint, "--ignore-eos=false", TEXT) == text
+    assert run(checkpoint, "--stats", "False", TEXT) == text
+    assert run(checkpoint, "--raw=false", TEXT) == text
+
+
+def test_a_system_message_without_a_template_gets_advice_that_helps(without_template: Path) -> None:
+    result = invoke(without_template, TEXT, "--system", "Be brief.")
+    assert result.exit_code == 2
+    assert result.stderr == "--system needs a chat template; leave it out, or add --template vicuna\n"
+    run(without_template, TEXT, "--system", "Be brief.", "--template", "vicuna")
+
+
+def test_a_template_that_is_no_text_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "some.bin").write_bytes(b"\xff\xfe\x00")
+    result = invoke(checkpoint, TEXT, "--template", str(tmp_path / "some.bin"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"the template file {tmp_path / 'some.bin'} cannot be read: it is not UTF-8 text\n"
 
 
 def test_errors_are_red(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,6 +335,15 @@ def test_several_answers_come_one_after_the_other(llm: LLM, checkpoint: Path) ->
     assert len({output.text for output in outputs}) == 3
     shown = run(checkpoint, TEXT, "--n", "3", "--temperature", "1", "--seed", "4")
     assert shown == "".join(f"--- {place} of 3\n{output.text}\n" for place, output in enumerate(outputs, start=1))
+
+
+def test_what_several_answers_took_is_told_together_since_they_share_the_time(checkpoint: Path) -> None:
+    words = ["--n", "3", "--temperature", "1", "--seed", "4", "--stats"]
+    *each, together = invoke(checkpoint, TEXT, *words).stderr.splitlines()
+    counts = [int(re.match(r"(\d+) tokens, \d+ target forwards, ", line)[1]) for line in each]  # type: ignore[index]
+    assert len(counts) == 3
+    found = re.fullmatch(r"3 answers together: (\d+) tokens in [\d.]+ s \([\d.]+ tokens/s\)", together)
+    assert found is not None and int(found[1]) == sum(counts)
 
 
 def test_several_answers_without_temperature_are_remarked_upon(checkpoint: Path) -> None:

@@ -93,6 +93,12 @@ def test_a_model_cannot_steer_the_terminal() -> None:
     assert stream.getvalue() == "a␛[2J␇␍\tb\n"
 
 
+def test_nor_by_the_control_codes_of_the_upper_half() -> None:
+    stream, codes = Terminal(), "".join(map(chr, range(0x80, 0xA0)))
+    Painter(stream, False).write([(f"a{codes}\xa0é", OWN)])
+    assert stream.getvalue() == "a" + "\ufffd" * 32 + "\xa0é"
+
+
 def test_a_dumb_terminal_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     stream = Terminal()

@@ -65,6 +65,27 @@ def test_the_draft_model_is_read_once_for_all_lengths_and_rounds(
     assert len(seen) == 2  # the target and the draft model
 
 
+@pytest.mark.parametrize("name", ["run,seed=1", "run:seed=1", "a,b:c=d"])
+def test_a_draft_model_may_have_any_path(
+    checkpoint: Path, dataset: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).symlink_to(checkpoint)
+    monkeypatch.chdir(tmp_path)
+    words = ["--draft_model", f"./{name}", "--gamma", "2", "--max-tokens", "4", "--num-prompts", "1"]
+    result = run(checkpoint, tmp_path / "out", *words, "--dataset-path", str(dataset))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert read(tmp_path / "out")["variants"][1]["drafter"] == repr(DraftModel(f"./{name}", 2))
+
+
+def test_a_draft_model_is_packed_under_every_name_of_the_option(
+    checkpoint: Path, dataset: Path, tmp_path: Path
+) -> None:
+    words = ["--draft_model", str(checkpoint), "--draft_model_quant_type", "weight_only_int8", "--gamma", "2"]
+    result = run(checkpoint, tmp_path, *words, "--max-tokens", "4", "--dataset-path", str(dataset))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert read(tmp_path)["variants"][1]["drafter"] == repr(DraftModel(str(checkpoint), 2, quantization="int8"))
+
+
 @pytest.mark.parametrize(
     ("spec", "config"),
     [
@@ -134,11 +155,12 @@ def test_an_interrupt_keeps_the_lengths_that_were_measured(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--gamma", "0..3"], "--gamma '0..3' is not allowed; allowed: draft lengths of 1 or more"),
-        (["--gamma", "1..900"], "names 900 draft lengths; at most 64 are run"),
+        (["--gamma", "0..3"], "draft lengths '0..3' are not allowed; allowed: numbers of 1 or more"),
+        (["--num-draft-tokens", "1..64,70..133"], "draft lengths '1..64,70..133' are too many; at most 64 are run"),
+        (["--gamma", "1..900"], "draft lengths '1..900' are too many; at most 64 are run"),
         (["--drafter", "none"], "has no num_draft_tokens to sweep"),
         (["--drafter", "ngram", "--draft-model", "m"], "--draft-model and --drafter were both given; give one"),
-        (["--drafter", "ngram:num_draft_tokens=4"], "which is what is swept; give the lengths as --gamma 4"),
+        (["--drafter", "ngram:num_draft_tokens=4"], "which is what is swept; give the lengths as --num-draft-tokens 4"),
         (["--max-new-tokens", "0"], "max_tokens=0 is not allowed"),
         (["--rounds", "0"], "rounds=0 is not allowed"),
         (["--output", "/dev/null/x"], "the output folder /dev/null/x cannot be made"),

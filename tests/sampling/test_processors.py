@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.params import SamplingParams
-from paceline.sampling.processors import process
+from paceline.sampling.processors import LIKELY, _nuclei, _nucleus, process
 from paceline.sampling.state import Words
 from tests.sampling.checks import Case, make_rows, make_state, one_row, random_tree, same_bits
 
@@ -284,6 +284,26 @@ def test_min_p_keeps_what_reaches_exactly_the_share() -> None:
 def test_bias_does_not_bring_back_a_token_that_is_not_allowed() -> None:
     case = Case([0], params=SamplingParams(allowed_token_ids=[1, 2], logit_bias={0: 50.0, 1: 1.0}))
     assert processed([0.0, 0.0, 0.0], case) == [NEVER, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 2.0, 9.0])
+def test_top_p_of_one_row_sorts_only_the_likeliest_and_keeps_what_sorting_all_keeps(spread: float) -> None:
+    """Flat rows need all of the vocabulary, steep ones a few tokens; rounded logits make ties."""
+    draws = torch.Generator().manual_seed(4)
+    for rounded in (False, True):
+        logits = torch.randn(24, 4 * LIKELY + 3, generator=draws) * spread
+        logits = logits.round() if rounded else logits
+        logits[0, 5:40] = NEVER
+        logits[1] = NEVER
+        logits[2, 7] = float("nan")
+        limit = torch.rand(24, generator=draws).clamp(1e-4)
+        limit[3] = 1.0
+        share = torch.softmax(logits, dim=1).double()
+        found = torch.stack([_nucleus(*row) for row in zip(logits, share, limit.tolist())])
+        torch.testing.assert_close(found, _nuclei(logits, share, limit), rtol=0, atol=0, equal_nan=True)
+    kept = (found > NEVER).sum(1)
+    assert kept.max() > LIKELY or spread > 1
+    assert kept[4:].min() < LIKELY
 
 
 def test_min_p_comes_before_top_k_and_top_k_before_top_p() -> None:

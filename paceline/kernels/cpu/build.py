@@ -2,8 +2,9 @@
 
     python paceline/kernels/cpu/build.py [--sanitize]
 
-Each path is compiled for its own instruction set and chosen at run time; `-ffp-contract=off` keeps a multiply and an
-add two operations everywhere, so that all paths round alike. Without a compiler nothing is built and nothing fails.
+Each path is compiled for its own instruction set and chosen at run time; with `-ffp-contract=off` a multiply and an add
+are one operation only where the source says so, so that all paths round alike. Without a compiler nothing is built and
+nothing fails.
 """
 
 from __future__ import annotations

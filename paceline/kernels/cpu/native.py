@@ -80,6 +80,9 @@ class NativeOps:
         if device.type != "cpu" or dtype != torch.float32:
             raise OptionError(f"the native kernels compute in float32 on a CPU, not in {dtype} on {device}")
         columns = int(parts[0].shape[1])
+        if any(int(part.shape[1]) != columns for part in parts):
+            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+            raise OptionError(f"matrices of one weight need the same columns, but they are {shapes}")
         packed = NativeWeight([self._segment(part, columns) for part in parts], columns)
         return Weight(packed, (packed.rows, columns))
 

@@ -11,7 +11,6 @@
 namespace paceline {
 namespace {
 
-const Path* chosen = nullptr;
 
 bool cpu_has(const char* name) {
 #if defined(__x86_64__)
@@ -31,7 +30,8 @@ const Path* find_path(const char* name) {
     return nullptr;
 }
 
-const Path& path() { if (!chosen) chosen = find_path(nullptr); return *chosen; }
+const Path* chosen = find_path(nullptr);  // when the library is opened, before there are threads
+const Path& path() { return *chosen; }
 
 // ---- what a run shares between threads
 
@@ -111,7 +111,9 @@ void linear(Run& run, std::atomic<int64_t>& counter, const Weight& w, int64_t ro
 
 void read_rows(const Weight& w, int64_t id, float* out) {
     const Segment* segment = w.segments;
-    while (id >= segment->rows) { id -= segment->rows; ++segment; }
+    const Segment* last = w.segments + w.num_segments - 1;
+    while (segment < last && id >= segment->rows) { id -= segment->rows; ++segment; }
+    if (id < 0 || id >= segment->rows) { memset(out, 0, w.columns * sizeof(float)); return; }  // no such row: no values
     read_row(segment->kind, segment->data + id / LANES * tile_bytes(segment->kind, w.columns), int(id % LANES), w.columns, out);
 }
 
@@ -125,7 +127,7 @@ struct Lines {
         int64_t total = 0;
         for (int64_t r = 0; r < batch.rows; ++r) {
             starts[r] = total;
-            total += batch.positions[r] + 1 - (batch.first ? batch.first[r] : 0);
+            total += std::max<int64_t>(0, batch.positions[r] + 1 - (batch.first ? batch.first[r] : 0));
         }
         starts[batch.rows] = total;
         rows.resize(std::max<size_t>(rows.size(), size_t(total)));
@@ -209,13 +211,17 @@ struct Attending {
     }
     void finish(const float* whole) const {
         for (int i = 0; i < group.count; ++i)
-            for (int64_t g = 0; g < look.group; ++g)
-                path().finish(whole + (i * look.group + g) * step, op.n2, frame.at(op.out, group.first + i) + (kv * look.group + g) * op.n2);
+            for (int64_t g = 0; g < look.group; ++g) {
+                float* out = frame.at(op.out, group.first + i) + (kv * look.group + g) * op.n2;
+                if (look.rows[i].count > 0) path().finish(whole + (i * look.group + g) * step, op.n2, out);
+                else memset(out, 0, op.n2 * sizeof(float));  // a row that may see nothing
+            }
     }
 };
 
 // Where there is little else to share out, threads take stretches and the last to end merges; else whole groups.
 struct Attention {
+    static constexpr int64_t MOST_FLOATS = int64_t(16) << 20;  // of partial results kept at a time
     bool split = false;
     int64_t stretches = 0;           // of the longest row
     std::vector<float> partials;     // [groups x kv heads, stretches, floats of one call]
@@ -224,14 +230,14 @@ struct Attention {
     void prepare(const Program& program, const Lines& lines, int64_t rows, int64_t groups, int threads) {
         stretches = 0;
         for (int64_t r = 0; r < rows; ++r) stretches = std::max(stretches, (lines.starts[r + 1] - lines.starts[r] + STRETCH - 1) / STRETCH);
-        split = threads > 1 && stretches > 1 && groups * program.kv_heads() < 4 * threads;
-        if (!split) return;
         const int64_t units = groups * program.kv_heads();
-        if (int64_t(left.size()) < units) left = std::vector<std::atomic<int64_t>>(units);
-        for (auto& count : left) count.store(stretches, std::memory_order_relaxed);
         int64_t most = 0;
         for (int64_t i = 0; i < program.num_ops; ++i)
             if (program.ops[i].code == ATTENTION) most = std::max(most, Attending::floats(program.ops[i]));
+        split = threads > 1 && stretches > 1 && units < 4 * threads && units * stretches * most <= MOST_FLOATS;
+        if (!split) return;
+        if (int64_t(left.size()) < units) left = std::vector<std::atomic<int64_t>>(units);
+        for (auto& count : left) count.store(stretches, std::memory_order_relaxed);
         partials.resize(std::max<size_t>(partials.size(), size_t(units * stretches * most)));
     }
 
