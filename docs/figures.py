@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,29 @@ def render_peers(data: dict[str, Any]) -> str:
     named = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
     told = f"{data['machine']['cpu']}, {data['threads']} threads; {named}. Bold: not reached."
     heads = ["figure", "paceline", "against", "theirs", "ratio", "wanted"]
-    return f"{table(heads, rows)}\n\n{told}"
+    return f"{table(heads, rows)}\n\n{told}\n\n{_profile(data['figures'])}"
+
+
+def _profile(figures: dict[str, Any]) -> str:
+    """Where the time of the speculative figures went: medians over turns, each over all of its prompts."""
+    rows = []
+    for name in ("speculative-small", "speculative-large"):
+        for category, found in figures.get(name, {}).get("raw", {}).items():
+            for way, turns in found["runs"].items():
+                sums = [[sum(answer[key] for answer in turn) for turn in turns] for key in ("first", "rest")]
+                reading, decoding = (statistics.median(each) for each in sums)
+                tokens = sum(len(answer["tokens"]) for answer in turns[0])
+                rounds = sum(answer.get("rounds", 0) for answer in turns[0])  # 0: it does not tell
+                told = ["", ""]
+                if rounds > len(turns[0]):  # the first of each answer belongs to reading its prompt
+                    told = [f"{1e3 * decoding / (rounds - len(turns[0])):.1f} ms", f"{tokens / rounds:.2f}"]
+                where = f"{name.removeprefix('speculative-')}, {category}"
+                times = [f"{reading:.2f} s", f"{decoding:.2f} s"]
+                rows.append([where, way, str(len(turns[0])), *times, str(tokens), *told])
+    if not rows:
+        return ""
+    heads = ["prompts", "way", "of them", "reading", "decoding", "tokens", "per forward", "tokens per forward"]
+    return "The same runs in their parts:\n\n" + table(heads, rows)
 
 
 def _reach() -> dict[str, tuple[str, float]]:

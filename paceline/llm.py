@@ -98,7 +98,7 @@ class LLM:
         table = Slots(
             options.max_num_seqs, self.max_model_len, -(-self.max_model_len // options.block_size) + 1, device
         )
-        rows = options.max_batched_tokens or (512 if device.type == "cpu" else 2048)
+        rows = options.max_batched_tokens or (256 if device.type == "cpu" else 2048)
         scheduler = Scheduler(cache.pool, table, rows, options.prefix_caching)
         target = Target(
             loaded.model,
