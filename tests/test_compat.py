@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import shlex
 from dataclasses import fields
 from typing import Annotated, Any
@@ -106,6 +107,11 @@ def check(where: str, case: Case, caplog: pytest.LogCaptureFixture) -> None:
     assert all(case.notice in notice for notice in notices)
 
 
+def shown(value: object, most: int) -> str:
+    """A value in a test's name: short, and the same in every process, so without addresses."""
+    return re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(value).split()))[:most]
+
+
 @pytest.mark.parametrize("row", SPELLINGS, ids=lambda row: row.id)
 @pytest.mark.usefixtures("two_gpus")
 def test_a_spelling_means_what_the_table_says(row: Spelling, caplog: pytest.LogCaptureFixture) -> None:
@@ -154,7 +160,7 @@ OLD: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("given, expected", OLD, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize("given, expected", OLD, ids=lambda value: shown(value, 60))
 def test_spellings_together_make_one_drafter(given: dict[str, Any], expected: Any) -> None:
     assert translate(given, KNOWN).get("drafter") == expected
 
@@ -170,7 +176,7 @@ BESIDE_OURS: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("given, expected", BESIDE_OURS, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize("given, expected", BESIDE_OURS, ids=lambda value: shown(value, 60))
 def test_a_foreign_option_applies_to_the_drafter_that_our_own_word_names(
     given: dict[str, Any], expected: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -313,7 +319,7 @@ REFUSED_FLAGS = [
 ]
 
 
-@pytest.mark.parametrize("given, named", REFUSED, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize("given, named", REFUSED, ids=lambda value: shown(value, 60))
 @pytest.mark.usefixtures("two_gpus")
 def test_options_that_cannot_be_meant_are_refused(given: dict[str, Any], named: tuple[str, ...]) -> None:
     with pytest.raises(OptionError) as caught:
@@ -322,7 +328,7 @@ def test_options_that_cannot_be_meant_are_refused(given: dict[str, Any], named: 
     assert all(part in str(caught.value) for part in named), str(caught.value)
 
 
-@pytest.mark.parametrize("given, named", REFUSED_REQUESTS, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize("given, named", REFUSED_REQUESTS, ids=lambda value: shown(value, 60))
 def test_requests_that_cannot_be_meant_are_refused(given: dict[str, Any], named: tuple[str, ...]) -> None:
     with pytest.raises(OptionError) as caught:
         read_request(given, 10, Notices())
@@ -330,7 +336,7 @@ def test_requests_that_cannot_be_meant_are_refused(given: dict[str, Any], named:
     assert all(part in str(caught.value) for part in named), str(caught.value)
 
 
-@pytest.mark.parametrize("typed, named", REFUSED_FLAGS, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize("typed, named", REFUSED_FLAGS, ids=lambda value: shown(value, 60))
 @pytest.mark.usefixtures("two_gpus")
 def test_flags_that_cannot_be_meant_are_refused(typed: str, named: tuple[str, ...]) -> None:
     with pytest.raises(OptionError) as caught:
@@ -371,7 +377,7 @@ INAPPLICABLE = [
 ]
 
 
-@pytest.mark.parametrize("given, expected, named", INAPPLICABLE, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize("given, expected, named", INAPPLICABLE, ids=lambda value: shown(value, 50))
 def test_an_option_that_the_drafter_does_not_have_is_left_out_with_a_notice(
     given: dict[str, Any], expected: Any, named: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -414,7 +420,7 @@ GREEDY: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("given, expected", GREEDY, ids=lambda value: " ".join(str(value).split())[:60])
+@pytest.mark.parametrize("given, expected", GREEDY, ids=lambda value: shown(value, 60))
 def test_a_generation_config_samples_only_if_it_says_so(given: dict[str, Any], expected: dict[str, Any]) -> None:
     assert read_request(given, 4, Notices()) == expected
 
