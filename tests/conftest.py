@@ -1,10 +1,14 @@
 """One thread a test process: tiny tensors gain nothing from more, and the suite itself runs in parallel."""
 
+import signal
 from typing import Any
 
 import torch
 
 torch.set_num_threads(1)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs; tests press Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

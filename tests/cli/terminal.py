@@ -77,7 +77,9 @@ def on_terminal(*words: str) -> Iterator[Terminal]:
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
     dropped = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"}
     env = {name: value for name, value in os.environ.items() if name not in dropped} | {"TERM": "xterm-256color"}
-    code = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from paceline.cli import main; main()"
+    # A shell's background jobs start with Ctrl-C ignored, and hand that on; a terminal's foreground does not.
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code = listen + "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from paceline.cli import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words], stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True
     )
