@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline import LLM, FirstOf, NGram, SamplingParams, Suffix
+from paceline import LLM, DraftModel, FirstOf, NGram, SamplingParams, Suffix
 from paceline.models import catalog
 from tests import fakes
 from tests.fakes import Recorded, Replay
@@ -28,8 +28,13 @@ DRAFTERS: dict[str, Any] = {
     "suffix": lambda recorded: Suffix(),
     "suffix_tree": lambda recorded: Suffix(tree=True),
     "first_of": lambda recorded: FirstOf(Suffix(), NGram(5, 1, 3)),
+    "draft_model": lambda recorded: DraftModel(small(), 3, cross_vocabulary=True),
     "replay_tree": lambda recorded: Replay(recorded, seed=4, trees=True),
 }
+
+
+def small() -> str:
+    return str(catalog.ensure(catalog.DEFAULT_MODEL, progress=False))
 
 
 def generated(llm: LLM, prompts: list[str], params: SamplingParams) -> tuple[list[Any], int]:
@@ -69,19 +74,22 @@ def test_the_default_model_says_the_same_with_every_drafter(
     sampling: str, record_property: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fakes, "VOCAB", 4000)  # where replay takes its wrong tokens from
-    llm = LLM(str(catalog.ensure(catalog.DEFAULT_MODEL, progress=False)), max_model_len=256, kernels="native")
+    llm = LLM(small(), max_model_len=256, kernels="native")
     params = SamplingParams(max_tokens=48, ignore_eos=True, **SAMPLING[sampling])
     seen = compare(llm, PROMPTS, params, list(DRAFTERS))
     record_property("shown", f"native kernels, {catalog.DEFAULT_MODEL}, {sampling}: {seen}")
 
 
-def test_the_larger_model_says_the_same(record_property: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_the_larger_model_says_the_same_with_every_drafter(
+    sampling: str, record_property: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = "qwen2.5-coder-1.5b"
     path = catalog.cached_path(name)
     if path is None:
         pytest.skip(f"{name} is not in the cache, and 1.1 GB are not fetched for a test")
     monkeypatch.setattr(fakes, "VOCAB", 4000)
     llm = LLM(str(path), max_model_len=128, kernels="native")
-    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    seen = compare(llm, PROMPTS[:2], params, ["ngram", "replay_tree"])
-    record_property("shown", f"native kernels, {name}, greedy: {seen}")
+    params = SamplingParams(max_tokens=24, ignore_eos=True, **SAMPLING[sampling])
+    seen = compare(llm, PROMPTS[:2], params, list(DRAFTERS))
+    record_property("shown", f"native kernels, {name}, {sampling}: {seen}")
