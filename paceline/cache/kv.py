@@ -9,6 +9,8 @@ from torch import Tensor
 from paceline.cache.pages import PagePool
 from paceline.kernels.ops import LayerCache
 
+ROWS = 16  # a layer has a multiple of so many rows, since kernels may order a few together
+
 
 class KVCache:
     def __init__(self, pool: PagePool, device: torch.device) -> None:
@@ -19,7 +21,8 @@ class KVCache:
 
     def add_layers(self, count: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[LayerCache]:
         """Storage for `count` more layers. Zeros, because masked rows are multiplied by 0, and 0 · NaN is NaN."""
-        shape = (num_kv_heads, self.pool.num_pages * self.pool.block_size, head_dim)
+        rows = -(-self.pool.num_pages * self.pool.block_size // ROWS) * ROWS
+        shape = (num_kv_heads, rows, head_dim)
         # A head's rows lie side by side, since attention reads one head at all positions.
         return [
             (self._zeros(shape, dtype).transpose(0, 1), self._zeros(shape, dtype).transpose(0, 1)) for _ in range(count)
@@ -28,9 +31,12 @@ class KVCache:
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=self.device)
-        # numpy's zeros cost no memory until they are written to; torch's are written at once.
+        # numpy's zeros cost no memory until they are written to; torch's are written at once. Vectors of 64 bytes are
+        # loaded from them, in one access where they begin at a multiple of that.
         size = int(np.prod(shape)) * dtype.itemsize
-        return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
+        memory = np.zeros(size + 64, dtype=np.uint8)
+        start = -memory.ctypes.data % 64
+        return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
 
     def new_epoch(self) -> int:
         """A number for a drafter that starts now: rows written under another number are not its own."""
@@ -51,9 +57,3 @@ class KVCache:
         if pages and self.tails is not None:
             index = torch.tensor([pages, rows], dtype=torch.int64).to(self.device)
             self.tails[index[0]] = states[index[1]].to(self.tails.dtype)
-
-    def keep(self, source: Tensor, target: Tensor) -> None:
-        """Move accepted rows of the target's layers to their positions; all are read before any is written."""
-        for keys, values in self.layers:
-            keys[target] = keys[source]
-            values[target] = values[source]

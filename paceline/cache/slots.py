@@ -27,7 +27,10 @@ class Table:
     def write(self, row: int, start: int, values: Any) -> None:
         """Put `values` (a sequence of ints) at columns start … of a row."""
         stop = start + len(values)
-        self.host[row, start:stop] = values
+        if len(values) == 1:
+            self.host[row, start] = values[0]
+        else:
+            self.host[row, start:stop] = values
         if self.device.device.type != "cpu":
             self._pending.append((row, start, stop))
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.cache.kv import KVCache
 from paceline.engine.round import Round
+from paceline.engine.runner import Runner
 from paceline.engine.sequence import Logprob, Provenance, Sequence
 from paceline.sampling.verify import Decision
 
@@ -50,10 +50,11 @@ def _look_for_end(sequence: Sequence, token: int, end_ids: frozenset[int]) -> No
         sequence.finish_reason = "length"
 
 
-def keep_accepted(round: Round, decisions: list[Decision], cache: KVCache) -> None:
+def keep_accepted(round: Round, decisions: list[Decision], runner: Runner) -> None:
     """Move the rows of accepted tree nodes to their positions. A chain's are there already."""
     if round.proposal.chain:
         return
+    cache = runner.cache
     size = cache.pool.block_size
     source: list[int] = []
     target: list[int] = []
@@ -65,7 +66,7 @@ def keep_accepted(round: Round, decisions: list[Decision], cache: KVCache) -> No
                     into.append(sequence.pages[line // size] * size + line % size)
     if source:
         rows = torch.from_numpy(np.array([source, target])).to(cache.device, non_blocking=True)
-        cache.keep(rows[0], rows[1])
+        runner.model.ops.keep(cache.layers, rows[0], rows[1])
 
 
 def shape_of(round: Round) -> tuple[list[int], list[set[int]], list[list[int]] | None]:

@@ -41,6 +41,7 @@ from paceline.engine.round import (
     pad_proposal,
     places,
     sampled_rows,
+    undrafted,
 )
 from paceline.engine.runner import Forwarded, Runner
 from paceline.engine.scheduler import Planned, Scheduler
@@ -157,7 +158,7 @@ class Engine:
         taps = self.drafter.taps if self.drafter is not None else Taps()
         out = self.runner.forward(batch, taps, rows)
         drafts = Drafts(proposal, paths, sizes[:num_sampling], slots[:num_sampling])
-        verdict = self._verify(drafts, batch, rows[: len(rows) - len(extra)], out) if num_sampling else None
+        verdict = self._verify(drafts, batch, rows, out) if num_sampling else None
         return Round(
             sequences, work, num_sampling, proposal, sizes, batch, out.logits, out.tapped, verdict, times, prompt_rows
         )
@@ -166,8 +167,9 @@ class Engine:
         if out.best is not None and self._untouched.issuperset(drafts.slots):
             return follow(drafts.proposal, drafts.sizes, out.best.tolist())
         index, owners = places(drafts.sizes, self.target.device)
-        history = histories(drafts, owners, batch, rows)
-        logits = process(out.logits[: len(rows)], history, self.state)
+        sampled = owners.shape[1]  # the rows behind them are wanted for prompt logprobs
+        history = histories(drafts, owners, batch, rows[:sampled])
+        logits = process(out.logits[:sampled], history, self.state)
         return verify(Judged(drafts.proposal, logits, history, index, self.state), self.acceptance)
 
     def _node_limit(self) -> Callable[[Sequence], int]:
@@ -193,7 +195,7 @@ class Engine:
     def _propose(self, work: list[Work], count: int) -> Proposal:
         """Trees for the drafting sequences, and empty ones for the others of the `count` that sample."""
         if self.drafter is None or not work:
-            return Proposal.empty(count, self.target.device)
+            return undrafted(count, self.target.device)
         slots, budgets = [item.slot for item in work], [item.num_nodes for item in work]
         context = DraftContext(slots, budgets, self.table, self.state, self.acceptance)
         return pad_proposal(self.drafter.propose(context).limited(context.budgets), count)
@@ -216,7 +218,7 @@ class Engine:
         """The only place where lengths change."""
         decisions = round.read()
         round.times.read = time.perf_counter()
-        keep_accepted(round, decisions, self.cache)
+        keep_accepted(round, decisions, self.runner)
         self._read_prompt_logprobs(round)
         depths, parents, origins = shape_of(round)
         alive: list[tuple[int, Sequence, list[int]]] = []

@@ -6,6 +6,7 @@ Rows whose logits are needed, for each sampling sequence:      ^     ^    ^    ^
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -85,6 +86,12 @@ def order_work(planned: list[tuple[Sequence, Work]]) -> tuple[list[Sequence], li
     ordered = sorted(planned, key=kind)
     kinds = [kind(item) for item in ordered]
     return [s for s, _ in ordered], [w for _, w in ordered], kinds.count(0), kinds.count(0) + kinds.count(1)
+
+
+@functools.lru_cache
+def undrafted(count: int, device: torch.device) -> Proposal:
+    """Empty trees, made once for a number of sequences: nobody writes into a proposal."""
+    return Proposal.empty(count, device)
 
 
 def pad_proposal(proposal: Proposal, batch: int) -> Proposal:

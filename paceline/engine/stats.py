@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 RECENT_ROUNDS = 4096
 
 
-@dataclass(frozen=True)
-class RoundRecord:
+class RoundRecord(NamedTuple):
     """One round's size and cost, kept from the first day so that a cost model can be fitted."""
 
     rows: int

@@ -136,6 +136,11 @@ class EagerOps:
             hidden.logits = self.logits(hidden.final[head.rows], head.weight)
         return hidden
 
+    def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
+        for keys, values in caches:
+            keys[target] = keys[source]
+            values[target] = values[source]
+
     def embed(self, weight: Weight, ids: Tensor) -> Tensor:
         return F.embedding(ids, weight.data)
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 FINAL = -1  # the boundary after the last norm: what the vocabulary head reads
 
-LayerCache = tuple[Tensor, Tensor]  # keys and values, each [cache rows, kv heads, D]
+# Keys and values, each [cache rows, kv heads, D]. Only kernels read them: inside a head's keys each has its own order.
+LayerCache = tuple[Tensor, Tensor]
 
 
 @dataclass
@@ -163,6 +164,10 @@ class Ops(Protocol):
     def run(
         self, model: Describes, inputs: Inputs, caches: Sequence[LayerCache], taps: tuple[int, ...], head: Head | None
     ) -> Hidden: ...
+
+    def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
+        """Move rows of all layers to other rows; all are read before any is written."""
+        ...
 
     def embed(self, weight: Weight, ids: Tensor) -> Tensor: ...
 

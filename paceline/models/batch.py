@@ -82,7 +82,8 @@ def pack(
         ids_ += [0] * item.num_nodes if drafted is None or not item.num_nodes else drafted[number][: item.num_nodes]
         write += [pages[at // block_size - first_page] * block_size + at % block_size for at in line]
     sent = torch.tensor([owner, slots, lines, bases, nodes_, ids_, write], dtype=torch.int64)
-    owner_t, slot_t, line_t, base_t, node_t, ids, write_t = sent.to(device, non_blocking=True)
+    sent = sent if device.type == "cpu" else sent.to(device, non_blocking=True)
+    owner_t, slot_t, line_t, base_t, node_t, ids, write_t = sent.unbind()
     positions, path = line_t, None
     if tokens is not None and (drafted is None or paths is not None) and any(item.num_nodes for item in work):
         is_node, index = node_t >= 0, node_t.clamp(min=0)

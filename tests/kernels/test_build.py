@@ -40,7 +40,7 @@ from tests.kernels.tiny import CPU, Table, load, packed, random_tree, tokens
 import numpy as np
 
 ops = NativeOps()
-for path in (b"portable", b"avx2", b"avx512"):
+for path in (b"portable", b"avx2", b"avx512", b"amx"):
     if not loaded.paceline_select(path):
         continue
     for threads in (1, 2):

@@ -92,7 +92,7 @@ def test_the_fastest_path_is_taken_and_an_unknown_one_is_not() -> None:
     assert found.paceline_path().decode() == paths_built()[-1]
 
 
-@pytest.mark.parametrize("path", ["avx2", "avx512"])
+@pytest.mark.parametrize("path", ["avx2", "avx512", "amx"])
 @pytest.mark.parametrize("kind", [*SOURCES, "F32", "BF16"])
 def test_products_have_the_portable_path_s_bits(kind: str, path: str, select: Callable[[str], None]) -> None:
     select("portable")
@@ -102,7 +102,7 @@ def test_products_have_the_portable_path_s_bits(kind: str, path: str, select: Ca
     assert all(result.abs().max() > 0 and result.isfinite().all() for result in wanted)
 
 
-@pytest.mark.parametrize("path", ["avx2", "avx512"])
+@pytest.mark.parametrize("path", ["avx2", "avx512", "amx"])
 @pytest.mark.parametrize("name", ALL)
 def test_forwards_have_the_portable_path_s_bits(name: str, path: str, select: Callable[[str], None]) -> None:
     select("portable")
@@ -112,7 +112,7 @@ def test_forwards_have_the_portable_path_s_bits(name: str, path: str, select: Ca
     assert wanted.isfinite().all() and wanted.std() > 0.05
 
 
-@pytest.mark.parametrize("path", ["avx2", "avx512"])
+@pytest.mark.parametrize("path", ["avx2", "avx512", "amx"])
 def test_exponentials_and_quants_have_the_portable_path_s_bits(path: str, select: Callable[[str], None]) -> None:
     found = library()
     assert found is not None
@@ -133,7 +133,7 @@ def test_exponentials_and_quants_have_the_portable_path_s_bits(path: str, select
     assert results() == wanted
 
 
-@pytest.mark.parametrize("path", ["portable", "avx2", "avx512"])
+@pytest.mark.parametrize("path", ["portable", "avx2", "avx512", "amx"])
 def test_gumbel_noise_has_the_bits_of_the_tensor_operations(
     path: str, select: Callable[[str], None], threads: Callable[[int], None]
 ) -> None:

@@ -204,6 +204,6 @@ def paths_built() -> list[str]:
     found = library()
     assert found is not None
     before = found.paceline_path()
-    names = [name for name in ("portable", "avx2", "avx512") if found.paceline_select(name.encode())]
+    names = [name for name in ("portable", "avx2", "avx512", "amx") if found.paceline_select(name.encode())]
     found.paceline_select(before)
     return names

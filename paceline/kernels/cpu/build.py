@@ -22,6 +22,7 @@ COMMON = ["-std=c++20", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-err
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")), "-mprefer-vector-width=512"]
+AMX = [*AVX512, "-mamx-tile", "-mamx-int8"]
 FLAGS = {
     "native": ["-O3"],
     "pack": ["-O3"],
@@ -29,6 +30,7 @@ FLAGS = {
     "path_portable": ["-O2"],
     "path_avx2": ["-O3", *(AVX2 if X86 else [])],
     "path_avx512": ["-O3", *(AVX512 if X86 else [])],
+    "path_amx": ["-O3", *(AMX if X86 else [])],
 }
 
 

@@ -57,7 +57,6 @@ class BatchStruct(Structure):
         *((n, c_int64) for n in ("path_width", "table_width", "block_size")),
         ("keys", c_void_p),
         ("values", c_void_p),
-        ("row_stride", c_int64),
         ("head_stride", c_int64),
         ("final_buffer", c_int64),
         ("final_out", c_void_p),
@@ -90,6 +89,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "paceline_gumbel": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
     "paceline_embed": (None, [POINTER(WeightStruct), c_void_p, c_int64, c_void_p]),
     "paceline_linear": (None, [POINTER(WeightStruct), c_void_p, c_int64, c_void_p, c_void_p]),
+    "paceline_keep": (None, [c_void_p, c_void_p, *(4 * [c_int64]), c_void_p, c_void_p, c_int64]),
     "paceline_run": (None, [POINTER(Program), POINTER(BatchStruct)]),
 }
 

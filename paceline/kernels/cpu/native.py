@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.errors import OptionError
 from paceline.kernels.cpu.library import KINDS, SOURCES, BatchStruct, Segment, WeightStruct, library
-from paceline.kernels.cpu.recording import Recording
+from paceline.kernels.cpu.recording import Pointers, Recording
 from paceline.kernels.ops import Describes, Head, Hidden, Inputs, LayerCache, Packed, Weight
 from paceline.kernels.quantise import quantise
 
@@ -75,6 +75,7 @@ class NativeOps:
         self.library = found
         self._arena = Arena()
         self._recordings: weakref.WeakKeyDictionary[Any, Recording] = weakref.WeakKeyDictionary()
+        self._pointers: Pointers | None = None
 
     def pack(self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device) -> Weight:
         if device.type != "cpu" or dtype != torch.float32:
@@ -134,14 +135,14 @@ class NativeOps:
         recording = self._recordings.get(model)
         if recording is None:
             recording = self._recordings[model] = Recording(model)
-        layout, lines = inputs.layout, recording.pointers(caches)
+        layout, lines = inputs.layout, self._lines_of(caches)
         named = (inputs.ids, layout.slots, layout.positions, layout.tree_base, layout.path, layout.first, layout.write)
         held = [None if tensor is None else tensor.contiguous() for tensor in (*named, layout.page_table)]
         hidden = Hidden(torch.empty(len(inputs.ids), recording.width), None)
         batch = BatchStruct(len(inputs.ids), *(None if tensor is None else tensor.data_ptr() for tensor in held))
         batch.path_width = 0 if layout.path is None else layout.path.shape[1]
         batch.table_width, batch.block_size = layout.page_table.shape[1], layout.block_size
-        batch.keys, batch.values, batch.row_stride, batch.head_stride = lines.keys, lines.values, *lines.strides
+        batch.keys, batch.values, batch.head_stride = lines.keys, lines.values, lines.head_stride
         batch.final_buffer, batch.final_out = recording.final, hidden.final.data_ptr()
         if taps:
             held.append(_ask_for_taps(batch, hidden, taps, recording))
@@ -149,6 +150,19 @@ class NativeOps:
             held.append(_ask_for_logits(batch, hidden, head))
         self.library.paceline_run(recording.program, batch)  # what it points at is held until here
         return hidden
+
+    def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
+        if not caches:
+            return
+        lines, source, target = self._lines_of(caches), source.contiguous(), target.contiguous()
+        shape = len(caches), lines.num_heads, lines.width, lines.head_stride
+        self.library.paceline_keep(lines.keys, lines.values, *shape, source.data_ptr(), target.data_ptr(), len(source))
+
+    def _lines_of(self, caches: Sequence[LayerCache]) -> Pointers:
+        """Addresses of the cache layers, made again only when they are others."""
+        if self._pointers is None or self._pointers.caches is not caches:
+            self._pointers = Pointers(caches)
+        return self._pointers
 
 
 def _ask_for_taps(batch: BatchStruct, hidden: Hidden, taps: tuple[int, ...], recording: Recording) -> Tensor:

@@ -12,6 +12,8 @@ from torch import Tensor
 from paceline.kernels.cpu.library import Buffer, Op, Program
 from paceline.kernels.ops import ACTIVATIONS, FINAL, Describes, Heads, LayerCache, Weight
 
+LANES = 16  # rows of keys that lie together, as in packed.h
+
 # As numbered in program.h.
 CODES = (
     "embed",
@@ -127,19 +129,11 @@ class Recording:
         offsets = [sum(buffers[:i]) for i in range(len(buffers))]
         self._buffers = (Buffer * len(buffers))(*(Buffer(o, w) for o, w in zip(offsets, buffers)))
         self.program = Program(self._ops, len(self._ops), self._buffers, len(buffers), sum(buffers))
-        self._pointers: Pointers | None = None
 
     @staticmethod
     def _struct(op: dict[str, Any], places: dict[int, int]) -> Op:
         named = {key: places.get(op[key], NOTHING) for key in ("a", "b", "out")}
         return Op(**{**op, **named})
-
-    def pointers(self, caches: Sequence[LayerCache]) -> Pointers:
-        """Addresses of the cache layers, made again only when they are others."""
-        found = self._pointers
-        if found is None or found.caches is not caches:
-            found = self._pointers = Pointers(caches)
-        return found
 
 
 class Pointers:
@@ -147,14 +141,15 @@ class Pointers:
 
     def __init__(self, caches: Sequence[LayerCache]) -> None:
         self.caches = caches
-        strides = caches[0][0].stride()
+        rows, self.num_heads, self.width = caches[0][0].shape
+        wanted = (self.width, rows * self.width, 1)  # a head's rows side by side
         for tensor in (tensor for layer in caches for tensor in layer):
-            if tensor.dtype != torch.float32 or tensor.stride() != strides or strides[2] != 1:
-                raise ValueError("the native kernels need a float32 cache, all layers laid out alike")
+            if tensor.dtype != torch.float32 or tensor.stride() != wanted or rows % LANES:
+                raise ValueError("the native kernels need a float32 cache, its rows head by head and sixteen at a time")
         kind = ctypes.c_void_p * len(caches)
         self._arrays = [kind(*(layer[part].data_ptr() for layer in caches)) for part in (0, 1)]
         self.keys, self.values = (ctypes.addressof(array) for array in self._arrays)
-        self.strides = strides[:2]  # from row to row, from head to head
+        self.head_stride = rows * self.width
 
 
 def _assign(recorder: Recorder, final: Value) -> tuple[dict[int, int], list[int]]:

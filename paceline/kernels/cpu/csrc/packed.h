@@ -54,35 +54,61 @@ inline size_t tile_bytes(int kind, int64_t columns) {
     return blocks * block_bytes(kind) + (is_super(kind) ? (blocks + SUPER - 1) / SUPER * super_bytes(kind) : 0);
 }
 
-// One row of activations, quantised by blocks of 32 to signed bytes.
-struct Activation {
-    const int8_t* quants;   // [columns]
-    const float* scales;    // [blocks]
-    const float* sums;      // [blocks] scale * sum of quants
-    const int32_t* halves;  // [blocks][2] sums of quants over columns 0-15 and 16-31
-    const float* values;    // [columns] as they were, for dense kinds
+// Thirty-two activations of one row, quantised to signed bytes: a cache line of their own, so that threads that quantise
+// neighbouring rows never write to the same one.
+struct alignas(64) Piece {
+    int8_t quants[BLOCK];
+    float scale, sum;    // sum: scale * sum of quants
+    int32_t halves[2];   // sums of quants over columns 0-15 and 16-31
 };
 
-// The sixteen results of one tile for `rows` rows; out[r] receives 16 floats.
-using TileFn = void (*)(const uint8_t* tile, int64_t columns, const Activation* rows, int num_rows, float (*out)[LANES]);
+// Up to PANEL rows of activations, block after block, the rows of a block side by side.
+constexpr int PANEL = 16;
+struct Panel {
+    const Piece* pieces;         // [blocks][height]
+    int64_t height;              // rows
+    const float* const* values;  // [height] the rows as they were, for dense kinds
+};
+
+// The sixteen results of one tile for rows first … first + num_rows - 1 of a panel; out[r] receives 16 floats.
+using TileFn = void (*)(const uint8_t* tile, int64_t columns, const Panel& panel, int first, int num_rows, float (*out)[LANES]);
+
+// The same for up to MANY neighbouring tiles of a quantised kind and whole panels, one behind the other.
+constexpr int MANY = 2;
+struct Many {
+    const uint8_t* tiles;
+    int num_tiles;
+    int64_t columns, blocks;
+    const Piece* pieces;
+    int64_t panels;
+    float* sums;        // [panels, MANY, PANEL, LANES] to work with
+    float* out;         // where the first row's results go; the next row's `stride` further
+    int64_t stride, lanes;
+    const float* bias;  // or nullptr
+};
+using ManyFn = void (*)(int kind, const Many& many);
 
 enum Act : int64_t { SILU, GELU_NEW, GELU, RELU };
 
 // Attention over STRETCH positions at a time, counted from the first a row may see. Each stretch gives a partial result
 // per head: the largest score, the sum of e^(score - largest), and the values weighted by it. Stretches are merged in
 // ascending order, by whichever thread, so a row's result depends on its own positions alone.
+//
+// A head's values lie row by row. Its keys lie sixteen rows together, [width][16], so that one vector holds a column of
+// sixteen keys and a score is a sum over columns in ascending order, sixteen scores at once.
 constexpr int64_t STRETCH = 128;
 constexpr int LOOKS = 8;
+inline int64_t key_offset(int64_t line, int64_t width) { return line / LANES * LANES * width + line % LANES; }  // then LANES a column
 // A few rows' look at one kv head, each at its own positions in ascending order. Rows of one sequence see nearly the
 // same keys; they are taken together so that a piece of the cache is fetched once for all.
 struct Seen {
     const float* query;    // [group, width]
     const int32_t* lines;  // [count] rows of the cache
+    const uint8_t* runs;   // [count] how many rows from here on follow one another in one group of sixteen
     int64_t count;
 };
 struct Look {
     const float *keys, *values;  // of one kv head
-    int64_t stride;              // from one row of the cache to the next
     int64_t group, width;
     int num_rows;
     Seen rows[LOOKS];
@@ -95,7 +121,8 @@ struct Path {
     const char* name;
     TileFn tile[KINDS];
     int max_rows;  // of one call of tile
-    void (*quantise)(const float* x, int64_t columns, int8_t* quants, float* scales, float* sums, int32_t* halves);
+    ManyFn many;   // nullptr: this path has none
+    void (*quantise)(const float* x, int64_t columns, Piece* to, int64_t step);  // a row's pieces are `step` apart
     void (*rms_norm)(const float* x, const float* w, float eps, int64_t n, float* out);
     void (*layer_norm)(const float* x, const float* w, const float* b, float eps, int64_t n, float* out);
     void (*add)(const float* x, const float* y, int64_t n, float* out);
@@ -114,6 +141,7 @@ struct Path {
 const Path* portable_path();
 const Path* avx2_path();    // nullptr where it was not built
 const Path* avx512_path();
+const Path* amx_path();
 
 inline float half_to_float(uint16_t h) {
     uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023;

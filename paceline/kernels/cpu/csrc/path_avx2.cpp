@@ -9,6 +9,7 @@
 namespace paceline {
 #define PACELINE_PATH "avx2"
 #define PACELINE_ROWS 4
+#define PACELINE_RUNS 1
 namespace {
 struct I8 { __m256i a, b; };
 struct I32 { __m256i a, b; };
@@ -21,6 +22,7 @@ inline F mul_f(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y
 inline F fma_f(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 inline F neg_f(F x) { const __m256 z = _mm256_set1_ps(-0.0f); return {_mm256_sub_ps(z, x.a), _mm256_sub_ps(z, x.b)}; }
 inline F div_f(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F max_f(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }  // x > y ? x : y
 inline __m256 clamp_half(__m256 x, float low, float high) {  // NaN stays NaN: the second operand is the one kept
     return _mm256_min_ps(_mm256_set1_ps(high), _mm256_max_ps(_mm256_set1_ps(low), x));
 }
@@ -30,6 +32,7 @@ inline F power_of_two(F k) { return {power_half(k.a), power_half(k.b)}; }
 inline F to_f(I32 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline F load_f(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline void store_f(float* p, F x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+inline void in_register(F&) {}
 inline __m128i load_16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 inline F halves_f(const uint8_t* p) { return {_mm256_cvtph_ps(load_16(p)), _mm256_cvtph_ps(load_16(p + 16))}; }
 inline __m256 bf16_half(const uint8_t* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_16(p)), 16)); }

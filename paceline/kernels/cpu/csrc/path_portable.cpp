@@ -7,6 +7,7 @@
 namespace paceline {
 #define PACELINE_PATH "portable"
 #define PACELINE_ROWS 4
+#define PACELINE_RUNS 1
 namespace {
 struct I8 { uint8_t v[64]; };
 struct I32 { int32_t v[LANES]; };
@@ -20,6 +21,7 @@ inline F mul_f(const F& a, const F& b) { F x; EACH x.v[i] = a.v[i] * b.v[i]; ret
 inline F fma_f(const F& a, const F& b, const F& c) { F x; EACH x.v[i] = std::fma(a.v[i], b.v[i], c.v[i]); return x; }
 inline F neg_f(const F& a) { F x; EACH x.v[i] = -0.0f - a.v[i]; return x; }
 inline F div_f(const F& a, const F& b) { F x; EACH x.v[i] = a.v[i] / b.v[i]; return x; }
+inline F max_f(const F& a, const F& b) { F x; EACH x.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return x; }
 inline F clamp_f(const F& a, float low, float high) { F x; EACH { const float y = a.v[i] < low ? low : a.v[i]; x.v[i] = y > high ? high : y; } return x; }
 inline F power_of_two(const F& k) {
     F x;
@@ -29,6 +31,7 @@ inline F power_of_two(const F& k) {
 inline F to_f(const I32& a) { F x; EACH x.v[i] = float(a.v[i]); return x; }
 inline F load_f(const float* p) { F x; memcpy(x.v, p, sizeof x.v); return x; }
 inline void store_f(float* p, const F& a) { memcpy(p, a.v, sizeof a.v); }
+inline void in_register(F&) {}
 inline uint16_t u16(const uint8_t* p) { uint16_t x; memcpy(&x, p, 2); return x; }
 inline F halves_f(const uint8_t* p) { F x; EACH x.v[i] = half_to_float(u16(p + 2 * i)); return x; }
 inline F bf16_f(const uint8_t* p) { F x; EACH { uint32_t w = uint32_t(u16(p + 2 * i)) << 16; memcpy(&x.v[i], &w, 4); } return x; }

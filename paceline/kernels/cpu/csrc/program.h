@@ -36,9 +36,9 @@ struct Batch {
     int64_t rows;
     const int64_t *ids, *slots, *positions, *tree_base, *path, *first, *write, *page_table;
     int64_t path_width, table_width, block_size;
-    float* const* keys;    // by layer; a cache row's head lies at row * row_stride + head * head_stride
+    float* const* keys;    // by layer; a head's rows begin at head * head_stride, and lie as packed.h says
     float* const* values;
-    int64_t row_stride, head_stride;
+    int64_t head_stride;
     int64_t final_buffer;
     float* final_out;           // [rows, H]
     const int64_t* taps;        // boundaries wanted

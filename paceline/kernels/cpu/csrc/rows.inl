@@ -9,18 +9,6 @@ inline float fold(const float* lane) {
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-#ifndef PACELINE_OWN_FOLD
-// Sixteen vectors, each folded to its sum.
-inline F fold_all(const F* v) {
-    float sums[LANES], lane[LANES];
-    for (int k = 0; k < LANES; ++k) {
-        store_f(lane, v[k]);
-        sums[k] = fold(lane);
-    }
-    return load_f(sums);
-}
-#endif
-
 inline float dot(const float* __restrict x, const float* __restrict y, int64_t n) {
     float lane[16] = {0};
     int64_t i = 0;
@@ -64,19 +52,27 @@ inline void each(const float* x, int64_t n, float* out, Function&& f) {
     }
 }
 
-// Scores to weights e^(s - largest), in place; answers the largest score and the weights' sum.
+// Scores to weights e^(s - largest), in place; answers the largest score and the weights' sum. What lies behind the n
+// scores up to a whole vector is written over.
 inline void soften(float* s, int64_t n, float* answer) {
-    float most[16];
-    for (int l = 0; l < 16; ++l) most[l] = s[0];
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16)
-        for (int l = 0; l < 16; ++l) most[l] = s[i + l] > most[l] ? s[i + l] : most[l];
-    for (int l = 0; i < n; ++i, ++l) most[l] = s[i] > most[l] ? s[i] : most[l];
-    float largest = most[0];
-    for (int l = 1; l < 16; ++l) largest = most[l] > largest ? most[l] : largest;
-    each(s, n, s, [&](F x) { return exponential(add_f(x, all_f(-largest))); });
+    const int64_t whole = n / LANES * LANES;
+    for (int64_t i = n; i < whole + LANES && n > whole; ++i) s[i] = -INFINITY;
+    F most = all_f(s[0]);
+    for (int64_t i = 0; i < n; i += LANES) most = max_f(load_f(s + i), most);
+    float lane[LANES];
+    store_f(lane, most);
+    float largest = lane[0];
+    for (int l = 1; l < LANES; ++l) largest = lane[l] > largest ? lane[l] : largest;
+    const F shift = all_f(-largest);
+    F total = zero_f();
+    for (int64_t i = 0; i < n; i += LANES) {
+        store_f(s + i, exponential(add_f(load_f(s + i), shift)));
+        for (int64_t k = n; k < i + LANES; ++k) s[k] = 0;
+        total = add_f(total, load_f(s + i));
+    }
+    store_f(lane, total);
     answer[0] = largest;
-    answer[1] = sum(s, n);
+    answer[1] = fold(lane);
 }
 
 int64_t largest(const float* x, int64_t n) {
@@ -130,14 +126,14 @@ inline int32_t round_16(const float* x, float inverse, int8_t* quants) {  // tie
 }
 #endif
 
-void quantise(const float* x, int64_t columns, int8_t* quants, float* scales, float* sums, int32_t* halves) {
-    for (int64_t b = 0; b < columns / BLOCK; ++b, x += BLOCK, quants += BLOCK) {
+void quantise(const float* x, int64_t columns, Piece* to, int64_t step) {
+    for (int64_t b = 0; b < columns / BLOCK; ++b, x += BLOCK, to += step) {
         const float largest = largest_of(x);
         const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
-        halves[2 * b] = round_16(x, inverse, quants);
-        halves[2 * b + 1] = round_16(x + 16, inverse, quants + 16);
-        scales[b] = largest / 127.0f;
-        sums[b] = scales[b] * float(halves[2 * b] + halves[2 * b + 1]);
+        to->halves[0] = round_16(x, inverse, to->quants);
+        to->halves[1] = round_16(x + 16, inverse, to->quants + 16);
+        to->scale = largest / 127.0f;
+        to->sum = to->scale * float(to->halves[0] + to->halves[1]);
     }
 }
 
@@ -189,22 +185,75 @@ void rope(float* __restrict row, int64_t heads, int64_t width, const float* __re
 
 constexpr int64_t NEAR = 64;  // positions of the cache that stay close while all rows and heads use them
 
-// Scores of one head at `count` positions, at most NEAR.
-template <int D>
-inline void score(const Look& l, const float* query, const int32_t* lines, int64_t count, float* scores) {
-    constexpr int C = D / LANES;
-    const F scale = all_f(1.0f / std::sqrt(float(D)));
-    F q[C];
-    for (int c = 0; c < C; ++c) q[c] = load_f(query + c * LANES);
-    for (int64_t i = 0; i < count; i += LANES) {
-        F partial[LANES];
-        for (int k = 0; k < LANES; ++k) {
-            const float* key = l.keys + int64_t(lines[i + k < count ? i + k : count - 1]) * l.stride;
-            F acc = mul_f(q[0], load_f(key));
-            for (int c = 1; c < C; ++c) acc = fma_f(q[c], load_f(key + c * LANES), acc);
-            partial[k] = acc;
+struct Runs {  // a few runs of positions, each in one group of sixteen keys
+    const float* keys[PACELINE_RUNS];
+    int lane[PACELINE_RUNS], count[PACELINE_RUNS], at[PACELINE_RUNS];
+};
+
+// Scores of H heads at N runs of positions; a head's scores lie STRETCH behind the one's before.
+template <int H, int N>
+inline void score(const Runs& runs, const float* query, int64_t width, float* scores) {
+    F acc[H][N];
+    for (int h = 0; h < H; ++h)
+        for (int n = 0; n < N; ++n) acc[h][n] = zero_f();
+    for (int64_t d = 0; d < width; ++d) {
+        F key[N];
+        for (int n = 0; n < N; ++n) {
+            key[n] = load_f(runs.keys[n] + d * LANES);
+            in_register(key[n]);
         }
-        store_f(scores + i, mul_f(fold_all(partial), scale));
+        for (int h = 0; h < H; ++h) {
+            const F q = all_f(query[h * width + d]);
+            for (int n = 0; n < N; ++n) acc[h][n] = fma_f(q, key[n], acc[h][n]);
+        }
+    }
+    const F scale = all_f(1.0f / std::sqrt(float(width)));
+    for (int h = 0; h < H; ++h)
+        for (int n = 0; n < N; ++n) {
+            float* to = scores + h * STRETCH + runs.at[n];
+            if (runs.count[n] == LANES) {
+                store_f(to, mul_f(acc[h][n], scale));
+            } else {
+                float lanes[LANES];
+                store_f(lanes, mul_f(acc[h][n], scale));
+                for (int i = 0; i < runs.count[n]; ++i) to[i] = lanes[runs.lane[n] + i];
+            }
+        }
+}
+
+template <int H>
+inline void score_runs(const Runs& runs, int count, const float* query, int64_t width, float* scores) {
+#if PACELINE_RUNS >= 4
+    if (count == 4) return score<H, 4>(runs, query, width, scores);
+    if (count == 3) return score<H, 3>(runs, query, width, scores);
+    if (count == 2) return score<H, 2>(runs, query, width, scores);
+#endif
+    score<H, 1>(runs, query, width, scores);
+}
+
+// Scores of all heads of one row at `count` positions from `first` on, at most NEAR.
+inline void score_all(const Look& l, const Seen& row, int64_t first, int64_t count, float* scores) {
+    for (int64_t i = 0; i < count;) {
+        Runs runs;
+        int n = 0;
+        for (; n < PACELINE_RUNS && i < count; ++n) {
+            const int64_t line = row.lines[first + i], left = count - i;
+            runs.lane[n] = int(line % LANES);
+            runs.keys[n] = l.keys + key_offset(line - runs.lane[n], l.width);
+            runs.count[n] = int(row.runs[first + i] < left ? row.runs[first + i] : left);
+            runs.at[n] = int(i);
+            i += runs.count[n];
+        }
+        for (int64_t g = 0; g < l.group;) {
+            const float* query = row.query + g * l.width;
+            float* to = scores + g * STRETCH;
+            switch (l.group - g) {
+                case 1: score_runs<1>(runs, n, query, l.width, to); g += 1; break;
+                case 2: score_runs<2>(runs, n, query, l.width, to); g += 2; break;
+                case 3: case 6: score_runs<3>(runs, n, query, l.width, to); g += 3; break;
+                default: score_runs<4>(runs, n, query, l.width, to); g += 4; break;
+            }
+        }
     }
 }
 
@@ -217,7 +266,7 @@ inline void gather(const Look& l, const int32_t* lines, int64_t count, const flo
     for (int h = 0; h < H; ++h)
         for (int c = 0; c < C; ++c) acc[h][c] = load_f(out + h * step + c * LANES);
     for (int64_t i = 0; i < count; ++i) {
-        const float* value = l.values + int64_t(lines[i]) * l.stride;
+        const float* value = l.values + int64_t(lines[i]) * D;
         F v[C];
         for (int c = 0; c < C; ++c) v[c] = load_f(value + c * LANES);
         for (int h = 0; h < H; ++h) {
@@ -239,61 +288,65 @@ inline void gather_all(const Look& l, const int32_t* lines, int64_t count, const
     for (; g < l.group; ++g) gather<D, 1>(l, lines, count, scores + g * STRETCH, partials + g * step);
 }
 
-// Calls f(row, first, count) for the positions of every row in a stretch, piece by piece.
+// Asks for a share of the keys or values at the positions from `first` on, which come next.
+inline void ask_for(const Look& l, bool keys, int64_t first, int part, int parts) {
+    const Seen& row = l.rows[l.num_rows - 1];
+    const int64_t left = row.count - first, count = left < NEAR ? left : NEAR;
+    if (count <= 0) return;
+    const int64_t columns = (l.width + LANES - 1) / LANES, each = keys ? l.width : columns;  // cache lines
+    const int64_t total = (keys ? (count + LANES - 1) / LANES : count) * each;
+    for (int64_t i = total * part / parts; i < total * (part + 1) / parts; ++i) {
+        const int64_t which = i / each, line = row.lines[first + (keys ? which * LANES : which)];
+        __builtin_prefetch((keys ? l.keys + key_offset(line - line % LANES, l.width) : l.values + line * l.width) + i % each * LANES);
+    }
+}
+
+// Calls f(row, first, count) for the positions of every row in a stretch, piece by piece. Meanwhile it asks for what
+// comes next: the next piece, after the last piece of keys the first of values, and after that the next stretch's keys.
 template <class Function>
-inline void each_piece(const Look& l, int64_t begin, Function&& f) {
+inline void each_piece(const Look& l, int64_t begin, bool keys, Function&& f) {
+    const int64_t longest = l.rows[l.num_rows - 1].count;
     for (int64_t first = begin; first < begin + STRETCH; first += NEAR)
         for (int r = 0; r < l.num_rows; ++r) {
-            const int64_t left = l.rows[r].count - first;
+            const int64_t left = l.rows[r].count - first, next = first + NEAR;
+            const bool last = next == begin + STRETCH || next >= longest;
+            ask_for(l, keys != last, last && keys ? begin : next, r, l.num_rows);
             if (left > 0) f(r, first, left < NEAR ? left : NEAR);
         }
 }
 
-template <int D>  // the heads' width, a multiple of 16
-void look(const Look& l, int64_t begin, float* partials, float* scores) {
-    const int64_t step = partial_floats(D);
-    each_piece(l, begin, [&](int r, int64_t first, int64_t count) {
-        for (int64_t g = 0; g < l.group; ++g)
-            score<D>(l, l.rows[r].query + g * D, l.rows[r].lines + first, count, scores + (r * l.group + g) * STRETCH + first - begin);
+// The same for any width, one head after the other.
+inline void gather_any(const Look& l, const int32_t* lines, int64_t count, const float* scores, float* partials) {
+    for (int64_t g = 0; g < l.group; ++g)
+        for (int64_t i = 0; i < count; ++i) {
+            const float* value = l.values + int64_t(lines[i]) * l.width;
+            float* to = partials + g * partial_floats(l.width);
+            for (int64_t d = 0; d < l.width; ++d) to[d] += scores[g * STRETCH + i] * value[d];
+        }
+}
+
+void attend(const Look& l, int64_t begin, float* partials) {
+    const int64_t step = partial_floats(l.width);
+    float* all = partials + l.num_rows * l.group * step;  // room for scores behind them
+    each_piece(l, begin, true, [&](int r, int64_t first, int64_t count) {
+        score_all(l, l.rows[r], first, count, all + r * l.group * STRETCH + first - begin);
     });
     for (int r = 0; r < l.num_rows; ++r) {
         const int64_t left = l.rows[r].count - begin, count = left < STRETCH ? left : STRETCH;
         for (int64_t g = 0; g < l.group && left > 0; ++g) {
             float* partial = partials + (r * l.group + g) * step;
-            soften(scores + (r * l.group + g) * STRETCH, count, partial + D);
-            for (int c = 0; c < D; c += LANES) store_f(partial + c, zero_f());
+            for (int64_t d = 0; d < step; ++d) partial[d] = 0;
+            soften(all + (r * l.group + g) * STRETCH, count, partial + step - LANES);
         }
     }
-    each_piece(l, begin, [&](int r, int64_t first, int64_t count) {
-        gather_all<D>(l, l.rows[r].lines + first, count, scores + r * l.group * STRETCH + first - begin, partials + r * l.group * step);
+    each_piece(l, begin, false, [&](int r, int64_t first, int64_t count) {
+        const int32_t* lines = l.rows[r].lines + first;
+        const float* scores = all + r * l.group * STRETCH + first - begin;
+        float* to = partials + r * l.group * step;
+        if (l.width == 64) gather_all<64>(l, lines, count, scores, to);
+        else if (l.width == 128) gather_all<128>(l, lines, count, scores, to);
+        else gather_any(l, lines, count, scores, to);
     });
-}
-
-void look_any(const Look& l, int64_t begin, float* partials, float* scores) {
-    const int64_t width = l.width, step = partial_floats(width);
-    const float scale = 1.0f / std::sqrt(float(width));
-    for (int r = 0; r < l.num_rows; ++r) {
-        const Seen& row = l.rows[r];
-        const int64_t end = row.count < begin + STRETCH ? row.count : begin + STRETCH;
-        for (int64_t g = 0; g < l.group && begin < end; ++g) {
-            for (int64_t i = begin; i < end; ++i)
-                scores[i - begin] = dot(row.query + g * width, l.keys + int64_t(row.lines[i]) * l.stride, width) * scale;
-            float* to = partials + (r * l.group + g) * step;
-            soften(scores, end - begin, to + step - LANES);
-            for (int64_t d = 0; d < width; ++d) to[d] = 0;
-            for (int64_t i = begin; i < end; ++i) {
-                const float* value = l.values + int64_t(row.lines[i]) * l.stride;
-                for (int64_t d = 0; d < width; ++d) to[d] += scores[i - begin] * value[d];
-            }
-        }
-    }
-}
-
-void attend(const Look& l, int64_t begin, float* partials) {
-    float* scores = partials + l.num_rows * l.group * partial_floats(l.width);  // room behind them
-    if (l.width == 64) look<64>(l, begin, partials, scores);
-    else if (l.width == 128) look<128>(l, begin, partials, scores);
-    else look_any(l, begin, partials, scores);
 }
 
 void merge(float* __restrict into, const float* __restrict next, int64_t width) {
@@ -337,7 +390,7 @@ void gumbel(uint32_t first, uint32_t second, int64_t begin, int64_t end, const d
     }
 }
 
-const Path path = {PACELINE_PATH, {tile<W4>, tile<W5>, tile<W8>, tile<K4>, tile<K5>, tile<K6>, tile<F32>, tile<BF16>}, PACELINE_ROWS,
+const Path path = {PACELINE_PATH, {tile<W4>, tile<W5>, tile<W8>, tile<K4>, tile<K5>, tile<K6>, tile<F32>, tile<BF16>}, PACELINE_ROWS, nullptr,
                    quantise, rms_norm, layer_norm, add, activate, gated, rope, attend, merge, finish, largest, exponentials, gumbel};
 
 }  // namespace
