@@ -69,25 +69,53 @@ def render_peers(data: dict[str, Any]) -> str:
 
 
 def _profile(figures: dict[str, Any]) -> str:
-    """Where the time of the speculative figures went: medians over turns, each over all of its prompts."""
-    rows = []
+    """Where the time of the speculative figures went, and what the best a drafter could do is."""
+    parts, limits = [], []
     for name in ("speculative-small", "speculative-large"):
         for category, found in figures.get(name, {}).get("raw", {}).items():
-            for way, turns in found["runs"].items():
-                sums = [[sum(answer[key] for answer in turn) for turn in turns] for key in ("first", "rest")]
-                reading, decoding = (statistics.median(each) for each in sums)
-                tokens = sum(len(answer["tokens"]) for answer in turns[0])
-                rounds = sum(answer.get("rounds", 0) for answer in turns[0])  # 0: it does not tell
-                told = ["", ""]
-                if rounds > len(turns[0]):  # the first of each answer belongs to reading its prompt
-                    told = [f"{1e3 * decoding / (rounds - len(turns[0])):.1f} ms", f"{tokens / rounds:.2f}"]
-                where = f"{name.removeprefix('speculative-')}, {category}"
-                times = [f"{reading:.2f} s", f"{decoding:.2f} s"]
-                rows.append([where, way, str(len(turns[0])), *times, str(tokens), *told])
-    if not rows:
+            where = f"{name.removeprefix('speculative-')}, {category}"
+            runs = found["runs"]
+            parts += [[where, way, *_parts(turns)] for way, turns in runs.items()]
+            limits += [[where, way, *_limits(runs, way)] for way in runs if way in ("ngram 8, 2–4", "suffix")]
+    if not parts:
         return ""
     heads = ["prompts", "way", "of them", "reading", "decoding", "tokens", "per forward", "tokens per forward"]
-    return "The same runs in their parts:\n\n" + table(heads, rows)
+    bounds = ["prompts", "way", "decoding alone", "if drafts cost nothing", "with reading", "if drafts cost nothing"]
+    bounds += ["reading, share of a tenth of transformers' time"]
+    told = "What speculation gained over plain, and what it would if checking drafts took no time at all:"
+    return f"The same runs in their parts:\n\n{table(heads, parts)}\n\n{told}\n\n{table(bounds, limits)}"
+
+
+def _seconds(turns: list[list[dict[str, Any]]], limit: int | None = None) -> tuple[float, float]:
+    """Reading and decoding, each summed over the first `limit` prompts: the median over turns."""
+    first, rest = ([sum(a[key] for a in turn[:limit]) for turn in turns] for key in ("first", "rest"))
+    return statistics.median(first), statistics.median(rest)
+
+
+def _forwards(turns: list[list[dict[str, Any]]]) -> int:
+    """Forwards that decoded; the first of each answer belongs to reading its prompt. 0: the way does not tell."""
+    return max(0, sum(answer.get("rounds", 0) for answer in turns[0]) - len(turns[0]))
+
+
+def _parts(turns: list[list[dict[str, Any]]]) -> list[str]:
+    reading, decoding = _seconds(turns)
+    tokens, forwards = sum(len(answer["tokens"]) for answer in turns[0]), _forwards(turns)
+    told = ["", ""]
+    if forwards:
+        told = [f"{1e3 * decoding / forwards:.1f} ms", f"{(tokens - len(turns[0])) / forwards:.2f}"]
+    return [str(len(turns[0])), f"{reading:.2f} s", f"{decoding:.2f} s", str(tokens), *told]
+
+
+def _limits(runs: dict[str, list[list[dict[str, Any]]]], way: str) -> list[str]:
+    reading, decoding = _seconds(runs[way])
+    plain = _seconds(runs["plain"])
+    fewer = _forwards(runs["plain"]) / max(1, _forwards(runs[way]))  # forwards saved: the most decoding can gain
+    told = [plain[1] / decoding, fewer, sum(plain) / (reading + decoding), sum(plain) / (plain[0] + plain[1] / fewer)]
+    share = "–"
+    if "transformers" in runs:
+        count = len(runs["transformers"][0])
+        share = f"{_seconds(runs[way], count)[0] / (sum(_seconds(runs['transformers'])) / 10):.0%}"
+    return [*(f"{value:.2f}×" for value in told), share]
 
 
 def _reach() -> dict[str, tuple[str, float]]:

@@ -104,7 +104,8 @@ def test_every_row_is_whole_and_its_ratio_is_ours_over_the_other(record: dict[st
 @pytest.mark.skipif(has_llama, reason="llama_cpp is installed here")
 def test_a_peer_that_cannot_be_imported_is_said_to_be_not_installed(record: dict[str, Any]) -> None:
     rows = [row for figure in record["figures"].values() for row in figure["rows"] if "llama.cpp" in row["against"]]
-    assert len(rows) == 9  # decode twice, prefill, rows, speculative twice, memory twice, start
+    # Decode twice, prefill, rows, speculative twice with and without prompts, memory twice, start.
+    assert len(rows) == 11
     assert {(row["peer"], row["note"]) for row in rows} == {(None, "not installed")}
 
 

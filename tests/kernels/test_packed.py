@@ -208,7 +208,7 @@ def test_products_are_near_those_of_the_unpacked_values(kind: str) -> None:
     assert (found - wanted).abs().max() < 0.05 * wanted.abs().max()
 
 
-@pytest.mark.parametrize("rows", [1, 4, 9])
+@pytest.mark.parametrize("rows", [1, 4, 9, 64, 70])
 def test_mixed_segments_and_a_bias(rows: int) -> None:
     stacked = [packed("Q4_K", 17, 512), packed("Q6_K", 15, 512, 1), packed("Q4_1", 1, 512, 2)]
     bias = torch.from_numpy(activations(1, 33 + 5)[0])

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +58,21 @@ def threads() -> Iterator[Callable[[int], None]]:
     found.paceline_threads(1)
 
 
-def products(kind: str) -> list[Tensor]:
-    """One to nine rows by weights of 17 and 97 outputs."""
+def products(kind: str, counts: Iterable[int] = range(1, 10)) -> list[Tensor]:
+    """So many rows by weights of 17 and 97 outputs, 16 blocks and where possible 9 and 1."""
     ops, results = NativeOps(), []
-    for outputs in (17, 97):
-        if kind in SOURCES:
-            part: Any = packed(kind, outputs, 512)
-        else:
+    for outputs, columns in ((17, 512), (97, 512), (33, 288), (16, 32)):
+        if kind in SOURCES and (not kind.endswith("_K") or columns % 256 == 0):
+            part: Any = packed(kind, outputs, columns)
+        elif kind not in SOURCES:
             values = torch.randn(outputs, 77, generator=torch.Generator().manual_seed(3))
             part = values if kind == "F32" else values.bfloat16()
+        else:
+            continue
         weight = ops.pack([part], torch.float32, CPU)
-        x = torch.randn(9, part.shape[1], generator=torch.Generator().manual_seed(4))
-        results += [ops.linear(x[:rows], weight) for rows in range(1, 10)]
+        x = torch.randn(max(counts), part.shape[1], generator=torch.Generator().manual_seed(4))
+        results += [ops.linear(x[:rows], weight) for rows in counts]
+        results.append(ops.linear(x, weight, torch.arange(float(outputs))))
     return results
 
 
@@ -100,6 +103,22 @@ def test_products_have_the_portable_path_s_bits(kind: str, path: str, select: Ca
     select(path)
     assert all(same_bits(left, right) for left, right in zip(products(kind), wanted, strict=True))
     assert all(result.abs().max() > 0 and result.isfinite().all() for result in wanted)
+
+
+@pytest.mark.parametrize("path", ["avx512", "amx"])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_products_of_many_rows_have_the_portable_path_s_bits(
+    kind: str, path: str, select: Callable[[str], None], threads: Callable[[int], None]
+) -> None:
+    many = (63, 64, 65, 79, 80, 113)  # whole panels of sixteen rows, and some left over
+    select("portable")
+    wanted = products(kind, many)
+    select(path)
+    for count in (1, 2):
+        threads(count)
+        assert all(same_bits(left, right) for left, right in zip(products(kind, many), wanted, strict=True))
+    alone = products(kind, (1,))
+    assert all(same_bits(alone[2 * i], wanted[(len(many) + 1) * i + 5][:1]) for i in range(len(alone) // 2))
 
 
 @pytest.mark.parametrize("path", ["avx2", "avx512", "amx"])

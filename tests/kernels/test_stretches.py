@@ -37,11 +37,11 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     found.paceline_threads(1)
 
 
-def table_of(name: str, kernels: str = "native") -> Table:
+def table_of(name: str, kernels: str = "native", block_size: int = 16) -> Table:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]).eval().float()
     loaded = loader.build(loader.find(model), torch.float32, CPU, kernels, LONGEST)
-    table = Table(loaded, longest=LONGEST)
+    table = Table(loaded, longest=LONGEST, block_size=block_size)
     for slot in range(3):
         table.begin(slot, tokens(LONGEST - 10, 1))
     return table
@@ -96,3 +96,47 @@ def test_long_texts_agree_with_the_reference(name: str, threads: int) -> None:
         results.append(table.run([Work(0, 300, 6)]).final)
     assert (results[0] - results[1]).abs().max() <= 2e-5
     assert results[1].std() > 0.05
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 8, 24, 48])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_size_of_pages_does_not_reach_a_result(name: str, block_size: int) -> None:
+    """Keys lie sixteen rows together, wherever pages begin and end among them."""
+    rng = np.random.default_rng(block_size)
+    drafts, parents = rng.integers(0, VOCAB, 9).tolist(), random_tree(rng, 9)
+    proposal = Proposal.of_trees([(drafts, parents)], CPU, "random")
+    results = []
+    for size in (16, block_size):
+        table = table_of(name, block_size=size)
+        table.run([Work(0, 0, 150), Work(1, 0, 37)])
+        nodes = (proposal.tokens, paths(proposal.parents))
+        results.append(table.run([Work(0, 150, 1, 9), Work(1, 37, 90)], nodes).final)
+    assert same_bits(results[0], results[1])
+
+
+def rows_of(tensor: Tensor, are_keys: bool) -> Tensor:
+    """[cache rows, heads, D] of what the native kernels keep: a head's keys lie sixteen together, column by column."""
+    if not are_keys:
+        return tensor.clone()
+    rows, heads, width = tensor.shape
+    return tensor.transpose(0, 1).reshape(heads, rows // 16, width, 16).permute(1, 3, 0, 2).reshape(rows, heads, width)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_are_moved_as_if_all_were_read_first(name: str) -> None:
+    table = table_of(name, block_size=24)
+    table.run([Work(0, 0, 60)])
+    source, target = torch.tensor([3, 4, 20, 17, 50]), torch.tensor([2, 3, 17, 20, 4])
+    before = [[rows_of(part, i == 0) for i, part in enumerate(layer)] for layer in table.cache.layers]
+    table.loaded.model.ops.keep(table.cache.layers, source, target)
+    for layer, parts in zip(table.cache.layers, before):
+        for i, part in enumerate(parts):
+            part[target] = part[source]
+            assert same_bits(rows_of(layer[i], i == 0), part)
+
+
+def test_a_cache_that_lies_otherwise_is_refused() -> None:
+    table = table_of("128")
+    table.cache.layers = [(keys.contiguous(), values) for keys, values in table.cache.layers]
+    with pytest.raises(ValueError, match="sixteen at a time"):
+        table.run([Work(0, 0, 3)])

@@ -145,11 +145,13 @@ def write_mixed(path: Path, spoil: Any = None) -> Path:
 class Table:
     """Some sequences of one model, each on a slot with pages in no order, computed as a test asks for."""
 
-    def __init__(self, loaded: loader.Loaded, num_slots: int = 4, longest: int = LONGEST) -> None:
-        self.loaded = loaded
-        pages = -(-longest // BLOCK_SIZE)
+    def __init__(
+        self, loaded: loader.Loaded, num_slots: int = 4, longest: int = LONGEST, block_size: int = BLOCK_SIZE
+    ) -> None:
+        self.loaded, self.block_size = loaded, block_size
+        pages = -(-longest // block_size)
         self.slots = Slots(num_slots, longest, pages, CPU)
-        self.cache = KVCache(PagePool(num_slots * pages, BLOCK_SIZE), CPU)
+        self.cache = KVCache(PagePool(num_slots * pages, block_size), CPU)
         shape = loaded.config
         self.cache.layers = self.cache.add_layers(shape.num_layers, shape.num_kv_heads, shape.head_dim, torch.float32)
         for keys, values in self.cache.layers:  # what was never written must not be read
@@ -169,7 +171,7 @@ class Table:
         taps: tuple[int, ...] = (),
         first: Tensor | None = None,
     ) -> Any:
-        batch = pack(work, self.slots, BLOCK_SIZE, nodes, first)
+        batch = pack(work, self.slots, self.block_size, nodes, first)
         return self.loaded.model.forward(batch, self.cache.layers, taps)
 
     def one_by_one(self, slot: int, start: int, stop: int) -> Tensor:

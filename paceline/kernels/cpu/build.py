@@ -23,15 +23,8 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")), "-mprefer-vector-width=512"]
 AMX = [*AVX512, "-mamx-tile", "-mamx-int8"]
-FLAGS = {
-    "native": ["-O3"],
-    "pack": ["-O3"],
-    "pool": ["-O2"],
-    "path_portable": ["-O2"],
-    "path_avx2": ["-O3", *(AVX2 if X86 else [])],
-    "path_avx512": ["-O3", *(AVX512 if X86 else [])],
-    "path_amx": ["-O3", *(AMX if X86 else [])],
-}
+OPTIMISE = {"native": "-O3", "pack": "-O3", "pool": "-O2", "path_portable": "-O2"}
+PATHS = {"path_avx2": AVX2, "path_avx512": AVX512, "path_amx": AMX}  # empty where the flags are not given
 
 
 def build(target: Path | None = None, extra: list[str] | None = None) -> Path | None:
@@ -42,14 +35,20 @@ def build(target: Path | None = None, extra: list[str] | None = None) -> Path | 
     target = target or HERE / "_native.so"
     options = [*COMMON, *(extra or [])]
     with tempfile.TemporaryDirectory() as folder:
-        objects = {name: Path(folder) / f"{name}.o" for name in FLAGS}
-        commands = [
-            [compiler, *options, *flags, "-c", str(HERE / "csrc" / f"{name}.cpp"), "-o", str(objects[name])]
-            for name, flags in FLAGS.items()
-        ]
+
+        def compiled(name: str) -> subprocess.CompletedProcess[str]:
+            command = [compiler, OPTIMISE.get(name, "-O3"), *options, "-c", str(HERE / "csrc" / f"{name}.cpp")]
+            command += ["-o", str(Path(folder) / f"{name}.o")]
+            for flags in ([PATHS[name]] if X86 and name in PATHS else []) + [[]]:
+                result = subprocess.run([*command, *flags], capture_output=True, text=True)
+                if result.returncode == 0:  # a compiler that does not know an instruction set leaves its path out
+                    break
+            return result
+
+        names = [*OPTIMISE, *PATHS]
         with ThreadPoolExecutor() as threads:
-            results = list(threads.map(lambda c: subprocess.run(c, capture_output=True, text=True), commands))
-        link = [compiler, "-shared", *options, *map(str, objects.values()), "-o", str(target)]
+            results = list(threads.map(compiled, names))
+        link = [compiler, "-shared", *options, *(str(Path(folder) / f"{name}.o") for name in names), "-o", str(target)]
         if all(result.returncode == 0 for result in results):
             results.append(subprocess.run(link, capture_output=True, text=True))
         for result in results:
