@@ -417,8 +417,8 @@ def judge(where: str, taken: dict[str, list[list[Answer]]], sides: dict[str, Pee
         turns = taken[name]
         if name != "plain":
             same = sum(all(turn[i]["tokens"] == reference[i] for turn in turns) for i in range(count))
-            rounds = sum(a["rounds"] for a in turns[0])
-            per = sum(len(a["tokens"]) for a in turns[0]) / max(rounds, 1)
+            rounds = sum(a["rounds"] - 1 for a in turns[0])  # the first belongs to reading the prompt
+            per = sum(len(a["tokens"]) - 1 for a in turns[0]) / max(rounds, 1)
             note = f"{same}/{count} identical, {per:.2f} tokens per forward"
             for added, speed in measures:
                 ours, plain = speed(turns, count), speed(taken["plain"], count)

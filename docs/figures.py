@@ -76,7 +76,7 @@ def _profile(figures: dict[str, Any]) -> str:
             where = f"{name.removeprefix('speculative-')}, {category}"
             runs = found["runs"]
             parts += [[where, way, *_parts(turns)] for way, turns in runs.items()]
-            limits += [[where, way, *_limits(runs, way)] for way in runs if way in ("ngram 8, 2–4", "suffix")]
+            limits += [[where, way, *_limits(runs, way)] for way in runs if way != "plain" and _forwards(runs[way])]
     if not parts:
         return ""
     heads = ["prompts", "way", "of them", "reading", "decoding", "tokens", "per forward", "tokens per forward"]
@@ -109,7 +109,7 @@ def _parts(turns: list[list[dict[str, Any]]]) -> list[str]:
 def _limits(runs: dict[str, list[list[dict[str, Any]]]], way: str) -> list[str]:
     reading, decoding = _seconds(runs[way])
     plain = _seconds(runs["plain"])
-    fewer = _forwards(runs["plain"]) / max(1, _forwards(runs[way]))  # forwards saved: the most decoding can gain
+    fewer = max(1, _forwards(runs["plain"])) / max(1, _forwards(runs[way]))  # forwards saved: all decoding can gain
     told = [plain[1] / decoding, fewer, sum(plain) / (reading + decoding), sum(plain) / (plain[0] + plain[1] / fewer)]
     share = "–"
     if "transformers" in runs:

@@ -21,7 +21,8 @@ class Table:
     def __init__(self, rows: int, columns: int, device: torch.device) -> None:
         shared = torch.zeros(rows, columns, dtype=torch.int64)
         self.host: np.ndarray[Any, np.dtype[np.int64]] = shared.numpy()
-        self.device = shared if device.type == "cpu" else shared.to(device)
+        self._apart = device.type != "cpu"
+        self.device = shared.to(device) if self._apart else shared
         self._pending: list[tuple[int, int, int]] = []
 
     def write(self, row: int, start: int, values: Any) -> None:
@@ -31,7 +32,7 @@ class Table:
             self.host[row, start] = values[0]
         else:
             self.host[row, start:stop] = values
-        if self.device.device.type != "cpu":
+        if self._apart:
             self._pending.append((row, start, stop))
 
     def flush(self) -> None:
@@ -50,7 +51,7 @@ class Slots:
     """The tables, and which slots are free."""
 
     def __init__(self, num_slots: int, max_model_len: int, max_pages: int, device: torch.device) -> None:
-        self.num_slots = num_slots
+        self.num_slots, self.device = num_slots, device
         self.tokens = Table(num_slots, max_model_len + 1, device)  # committed tokens; the newest may lie at the limit
         self.pages = Table(num_slots, max_pages, device)
         self._counts = Table(num_slots, 2, device)  # committed length, prompt length

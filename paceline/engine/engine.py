@@ -304,10 +304,10 @@ class Engine:
             RoundRecord(
                 rows=len(round.batch.ids),
                 sequences=len(round.sequences),
-                context=sum(span.reach for span in round.batch.layout.spans),
+                context=sum([span.reach for span in round.batch.layout.spans]),
                 proposed=sum(round.sizes),
-                accepted=sum(min(len(decisions[number].nodes), len(kept)) for number, _, kept in alive),
-                emitted=sum(len(kept) for _, _, kept in alive),
+                accepted=sum([min(len(decisions[number].nodes), len(kept)) for number, _, kept in alive]),
+                emitted=sum([len(kept) for _, _, kept in alive]),
                 draft_seconds=draft,
                 verify_seconds=verify_,
                 rest_seconds=rest,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -53,8 +53,7 @@ class Heads:
     head_dim: int
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """The rows of one sequence inside a batch, on the host."""
 
     slot: int

@@ -55,10 +55,11 @@ def pack(
     `nodes` are (tokens [B, N], paths [B, N, D] or None for chains), rows in the order of `work`;
     `first` [B] is the lowest position each sequence may see.
     """
-    device = table.tokens.device.device
+    device = table.device
     tokens, paths = (None, None) if nodes is None else nodes
+    any_nodes = tokens is not None and any(item.num_nodes for item in work)
     # On a CPU the drafted tokens are at hand; elsewhere the host does not wait for them.
-    drafted = tokens.tolist() if tokens is not None and device.type == "cpu" else None
+    drafted = tokens.tolist() if tokens is not None and any_nodes and device.type == "cpu" else None
     spans: list[Span] = []
     owner: list[int] = []
     slots: list[int] = []
@@ -85,7 +86,7 @@ def pack(
     sent = sent if device.type == "cpu" else sent.to(device, non_blocking=True)
     owner_t, slot_t, line_t, base_t, node_t, ids, write_t = sent.unbind()
     positions, path = line_t, None
-    if tokens is not None and (drafted is None or paths is not None) and any(item.num_nodes for item in work):
+    if tokens is not None and any_nodes and (drafted is None or paths is not None):
         is_node, index = node_t >= 0, node_t.clamp(min=0)
         sequence = torch.where(is_node, owner_t, 0)  # sequences behind the proposal's have no nodes
         if drafted is None:

@@ -74,7 +74,7 @@ class Elsewhere(Table):
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__(rows, columns, CPU)
         self.copy = torch.zeros(rows, columns, dtype=torch.int64)
-        self.device = self._Copy(self.copy)  # type: ignore[assignment]
+        self.device, self._apart = self._Copy(self.copy), True  # type: ignore[assignment]
 
 
 @given(

@@ -5,6 +5,8 @@ The instrumented library is compiled without optimisation, which takes seconds w
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import shutil
@@ -59,14 +61,17 @@ for path in (b"portable", b"avx2", b"avx512", b"amx"):
     loaded.paceline_exp(few.data_ptr(), 17, few.data_ptr())
     rng = np.random.default_rng(0)
     for name in ("llama_64", "llama_128", "llama_odd", "mistral_window", "gpt2", "opt_350m", "Q5_1", "K_mixed"):
-        table = Table(load(name), num_slots=2)
+        table = Table(load(name), num_slots=2, block_size=5)
         table.begin(0, tokens(40, 0))
-        table.run([Work(0, 0, 39)], taps=(0, 1, -1, 2))
+        table.begin(1, tokens(80, 1))
+        table.run([Work(0, 0, 39), Work(1, 0, 79)], taps=(0, 1, -1, 2))
         parents = random_tree(rng, 13)
         proposal = Proposal.of_trees([(tokens(13, 5), parents)], CPU, "random")
         final = table.run([Work(0, 39, 1, 13)], (proposal.tokens, paths(proposal.parents))).final
         table.loaded.model.logits(final)
         table.loaded.model.logits(final[:0])
+        last = table.cache.layers[0][0].shape[0] - 1
+        table.loaded.model.ops.keep(table.cache.layers, torch.tensor([last, 0]), torch.tensor([0, last]))
 print("finished")
 """
 
@@ -83,10 +88,11 @@ def sanitizer() -> str:
 
 @pytest.fixture(scope="module")
 def instrumented(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The sanitizer's run time and the library built for it."""
+    """The sanitizer's run time and the library built for it, no path left out."""
     runtime = sanitizer()
-    target = build.build(tmp_path_factory.mktemp("asan") / "_native.so", ["-fsanitize=address", "-O0"])
-    assert target is not None
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        target = build.build(tmp_path_factory.mktemp("asan") / "_native.so", ["-fsanitize=address", "-O0"])
+    assert target is not None and not told.getvalue(), told.getvalue()
     yield runtime, str(target)
 
 
@@ -124,6 +130,24 @@ def test_without_a_compiler_nothing_is_built_and_nothing_fails(tmp_path: Path, m
     monkeypatch.setenv("PATH", str(tmp_path))
     assert build.build(tmp_path / "none.so") is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not build.X86, reason="the flags are those of x86")
+def test_a_compiler_that_does_not_know_an_instruction_set_leaves_its_path_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = shutil.which("g++")
+    if real is None:
+        pytest.skip("there is no g++ to build with")
+    fake = tmp_path / "g++"
+    fake.write_text(f'#!/bin/sh\ncase "$*" in *-mamx*) echo what is amx >&2; exit 1;; esac\nexec {real} "$@"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    target = build.build(tmp_path / "some.so", ["-O0"])
+    assert target is not None
+    assert "path_amx is left out: what is amx" in capsys.readouterr().err
+    opened = library.ctypes.CDLL(str(target))
+    assert not opened.paceline_select(b"amx") and opened.paceline_select(b"portable")
 
 
 def test_a_compiler_that_fails_is_quoted(

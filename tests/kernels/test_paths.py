@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def threads() -> Iterator[Callable[[int], None]]:
     found.paceline_threads(1)
 
 
-def products(kind: str, counts: Iterable[int] = range(1, 10)) -> list[Tensor]:
+def products(kind: str, counts: Sequence[int] = range(1, 10)) -> list[Tensor]:
     """So many rows by weights of 17 and 97 outputs, 16 blocks and where possible 9 and 1."""
     ops, results = NativeOps(), []
     for outputs, columns in ((17, 512), (97, 512), (33, 288), (16, 32)):
@@ -77,13 +77,13 @@ def products(kind: str, counts: Iterable[int] = range(1, 10)) -> list[Tensor]:
 
 
 def forward(name: str) -> Tensor:
-    """Two chunks of one prompt beside another's, and the head: states and logits."""
+    """Two chunks of one prompt beside others, few rows and many, and the head: states and logits."""
     loaded = load(name)
     table = Table(loaded)
-    table.begin(0, tokens(60, 1))
-    table.begin(1, tokens(21, 2))
-    parts = [table.run([Work(0, 0, 37), Work(1, 0, 20)]).final, table.run([Work(0, 37, 23), Work(1, 20, 1)]).final]
-    states = torch.cat(parts)
+    for slot, count in enumerate((60, 21, 90)):
+        table.begin(slot, tokens(count, slot + 1))
+    first = table.run([Work(0, 0, 37), Work(1, 0, 20)]).final
+    states = torch.cat([first, table.run([Work(0, 37, 23), Work(2, 0, 90), Work(1, 20, 1)]).final])
     return torch.cat([states, loaded.model.logits(states)], dim=1)
 
 
@@ -211,10 +211,10 @@ import os, sys, threading
 import torch
 from paceline.kernels.cpu.native import NativeOps
 
-ops = NativeOps()
+ops = NativeOps("Q4_1")
 ops.library.paceline_threads(2)
-weight = ops.pack([torch.randn(999, 512)], torch.float32, torch.device("cpu"))
-x = torch.randn(8, 512)
+weight = ops.pack([torch.randn(499, 512)], torch.float32, torch.device("cpu"))
+x = torch.randn(72, 512)
 wanted = ops.linear(x, weight).numpy().tobytes()
 stop = threading.Event()
 

@@ -98,9 +98,20 @@ def test_long_texts_agree_with_the_reference(name: str, threads: int) -> None:
     assert results[1].std() > 0.05
 
 
-@pytest.mark.parametrize("block_size", [1, 5, 8, 24, 48])
+@pytest.fixture(params=("portable", "avx2", "avx512"))
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    found = library()
+    assert found is not None
+    before = found.paceline_path()
+    if not found.paceline_select(request.param.encode()):
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    found.paceline_select(before)
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 24, 48])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_size_of_pages_does_not_reach_a_result(name: str, block_size: int) -> None:
+def test_the_size_of_pages_does_not_reach_a_result(name: str, block_size: int, path: str) -> None:
     """Keys lie sixteen rows together, wherever pages begin and end among them."""
     rng = np.random.default_rng(block_size)
     drafts, parents = rng.integers(0, VOCAB, 9).tolist(), random_tree(rng, 9)

@@ -41,8 +41,10 @@ def build(target: Path | None = None, extra: list[str] | None = None) -> Path | 
             command += ["-o", str(Path(folder) / f"{name}.o")]
             for flags in ([PATHS[name]] if X86 and name in PATHS else []) + [[]]:
                 result = subprocess.run([*command, *flags], capture_output=True, text=True)
-                if result.returncode == 0:  # a compiler that does not know an instruction set leaves its path out
+                if result.returncode == 0:
                     break
+                if flags:  # a compiler that does not know an instruction set leaves its path out
+                    print(f"{name} is left out: {result.stderr[:500]}", file=sys.stderr)
             return result
 
         names = [*OPTIMISE, *PATHS]

@@ -160,9 +160,10 @@ class NativeOps:
 
     def _lines_of(self, caches: Sequence[LayerCache]) -> Pointers:
         """Addresses of the cache layers, made again only when they are others."""
-        if self._pointers is None or self._pointers.caches is not caches:
-            self._pointers = Pointers(caches)
-        return self._pointers
+        found = self._pointers
+        if found is None or found.caches is not caches:
+            found = self._pointers = Pointers(caches)
+        return found
 
 
 def _ask_for_taps(batch: BatchStruct, hidden: Hidden, taps: tuple[int, ...], recording: Recording) -> Tensor:

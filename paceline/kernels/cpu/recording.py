@@ -141,10 +141,11 @@ class Pointers:
 
     def __init__(self, caches: Sequence[LayerCache]) -> None:
         self.caches = caches
-        rows, self.num_heads, self.width = caches[0][0].shape
+        shape = caches[0][0].shape
+        rows, self.num_heads, self.width = shape
         wanted = (self.width, rows * self.width, 1)  # a head's rows side by side
         for tensor in (tensor for layer in caches for tensor in layer):
-            if tensor.dtype != torch.float32 or tensor.stride() != wanted or rows % LANES:
+            if tensor.dtype != torch.float32 or tensor.shape != shape or tensor.stride() != wanted or rows % LANES:
                 raise ValueError("the native kernels need a float32 cache, its rows head by head and sixteen at a time")
         kind = ctypes.c_void_p * len(caches)
         self._arrays = [kind(*(layer[part].data_ptr() for layer in caches)) for part in (0, 1)]

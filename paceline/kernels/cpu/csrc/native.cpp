@@ -4,14 +4,12 @@
 #include "pool.h"
 #include "program.h"
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <new>
 #include <unistd.h>
 
 namespace paceline {
 namespace {
-
 
 bool cpu_has(const char* name) {
 #if defined(__x86_64__)
@@ -26,9 +24,11 @@ bool cpu_has(const char* name) {
 }
 
 const Path* find_path(const char* name) {
-    const Path* all[] = {amx_path(), avx512_path(), avx2_path(), portable_path()};
-    for (const Path* path : all)
-        if (path && cpu_has(path->name) && (!name || !strcmp(name, path->name))) return path;
+    struct { const char* name; const Path* (*path)(); } const all[] = {
+        {"amx", amx_path}, {"avx512", avx512_path}, {"avx2", avx2_path}, {"portable", portable_path}};
+    for (const auto& one : all)
+        if ((!name || !strcmp(name, one.name)) && cpu_has(one.name))  // before anything of that path runs
+            if (const Path* path = one.path()) return path;
     return nullptr;
 }
 
@@ -57,8 +57,10 @@ struct Scratch {  // quantised activations of one linear's input, in panels
     }
     Panel panel(int64_t number, int64_t rows, int64_t columns) const {
         const int64_t first = number * PANEL;
-        return {pieces.data() + first * (columns / BLOCK), std::min<int64_t>(PANEL, rows - first), values.data() + first};
+        return {pieces.data() + first * (columns / BLOCK), height(first, rows), values.data() + first};
     }
+    Piece* row(int64_t r, int64_t columns) { return pieces.data() + r / PANEL * PANEL * (columns / BLOCK) + r % PANEL; }
+    static int64_t height(int64_t first, int64_t rows) { return std::min<int64_t>(PANEL, rows - first); }
 };
 
 struct Attention;
@@ -91,20 +93,18 @@ bool needs_quants(const Weight& w) {
 void quantise(Scratch& s, const Weight& w, const float* x, int64_t r, int64_t rows) {
     s.values[r] = x;
     if (!needs_quants(w)) return;
-    const Panel panel = s.panel(r / PANEL, rows, w.columns);
-    path().quantise(x, w.columns, s.pieces.data() + (panel.pieces - s.pieces.data()) + r % PANEL, panel.height);
+    path().quantise(x, w.columns, s.row(r, w.columns), Scratch::height(r / PANEL * PANEL, rows));
 }
 
 int64_t tiles_of(const Segment& segment) { return (segment.rows + LANES - 1) / LANES; }
 
 // One tile, or a few neighbours, of one segment for some rows.
 struct Tiles {
-    const Weight& weight;
     const Segment* segment;
     int64_t tile, first;  // in the segment; among the weight's rows
     const uint8_t* data;
 
-    Tiles(const Weight& w, int64_t number) : weight(w), segment(w.segments), tile(number), first(0) {
+    Tiles(const Weight& w, int64_t number) : segment(w.segments), tile(number), first(0) {
         while (tile >= tiles_of(*segment)) { tile -= tiles_of(*segment); first += segment->rows; ++segment; }
         first += tile * LANES;
         data = segment->data + tile * tile_bytes(segment->kind, w.columns);
@@ -126,7 +126,7 @@ void linear(Run& run, std::atomic<int64_t>& counter, const Weight& w, int64_t ro
     for (int64_t i = 0; i < w.num_segments; ++i) tiles += tiles_of(w.segments[i]);
     const Scratch& scratch = run.scratch;
     const int64_t whole = path().many && rows >= LEAST_MANY ? rows / PANEL : 0, panels = (rows + PANEL - 1) / PANEL;
-    const int64_t least = whole ? MANY : 1, chunk = std::max<int64_t>(1, tiles / (run.pool.size() * 8 * least)) * least;
+    const int64_t least = whole && tiles >= 4 * MANY * run.pool.size() ? MANY : 1, chunk = std::max<int64_t>(1, tiles / (run.pool.size() * 8 * least)) * least;
     const int most = path().max_rows;
     run.share(counter, tiles, chunk, [&](int64_t begin, int64_t end) {
         if (whole) run.local.resize(std::max<size_t>(run.local.size(), size_t(whole * PANEL * MANY * LANES)));
@@ -432,7 +432,12 @@ using namespace paceline;
 extern "C" {
 
 const char* paceline_path() { return path().name; }
-int paceline_select(const char* name) { const Path* found = find_path(name); if (found) chosen = found; return found != nullptr; }
+int paceline_select(const char* name) {
+    std::lock_guard<std::mutex> guard(pool_lock());
+    const Path* found = find_path(name);
+    if (found) chosen = found;
+    return found != nullptr;
+}
 void paceline_threads(int count) { set_threads(count); }
 int paceline_num_threads() { std::lock_guard<std::mutex> guard(pool_lock()); return pool().size(); }
 int paceline_kind(int source) { return kind_of(source); }

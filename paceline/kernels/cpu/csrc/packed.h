@@ -83,7 +83,8 @@ struct Many {
     int64_t panels;
     float* sums;        // [panels, MANY, PANEL, LANES] to work with
     float* out;         // where the first row's results go; the next row's `stride` further
-    int64_t stride, lanes;
+    int64_t stride;
+    int64_t lanes;      // results of a row, at most num_tiles * LANES
     const float* bias;  // or nullptr
 };
 using ManyFn = void (*)(int kind, const Many& many);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int GROUPS = BLOCK / 4;
 
-// A super-block of one tile, as bytes: what a matrix instruction takes. K6 scales its halves apart, so it has two
+// A super-block of one tile, as bytes: what a matrix instruction takes. It reads and scales as tiles.inl does. K6 scales its halves apart, so it has two
 // matrices to a block, each with zeros in the other's place.
 template <int KIND> struct Unpacked {
     static constexpr int DOTS = KIND == K6 ? 2 : 1;
@@ -81,21 +81,21 @@ template <int KIND> struct Product {
 
     __attribute__((always_inline)) void multiply(const Piece* rows, const Weights& w, int b, int to) {
         _tile_loadd(2, rows->quants, sizeof(Piece));
-        _tile_loadd(4, w.bytes[b][0], 64);
+        _tile_loadd(3, w.bytes[b][0], 64);
         _tile_zero(0);
-        _tile_dpbsud(0, 2, 4);
+        _tile_dpbsud(0, 2, 3);
         _tile_stored(0, dots[to][0], LANES * 4);
         if constexpr (DOTS == 2) {
-            _tile_loadd(5, w.bytes[b][1], 64);
+            _tile_loadd(4, w.bytes[b][1], 64);
             _tile_zero(1);
-            _tile_dpbsud(1, 2, 5);
+            _tile_dpbsud(1, 2, 4);
             _tile_stored(1, dots[to][1], LANES * 4);
         }
     }
 
     // One block's dot products, scaled, added to what sixteen rows have.
     __attribute__((always_inline)) void scale(const Piece* rows, const Weights& w, int b, int from, F* acc) {
-        const F factor = w.scale[b], minimum = w.minimum[b];
+        const F factor = w.scale[b], minimum = Weights::with_min ? w.minimum[b] : zero_f();
 #pragma GCC unroll 16
         for (int r = 0; r < PANEL; ++r) {
             I32 sum = _mm512_load_si512(dots[from][0][r]);
@@ -151,6 +151,7 @@ template <int KIND> struct Product {
         for (int64_t begin = 0; begin < many.blocks; begin += SUPER) {
             const int count = int(many.blocks - begin < SUPER ? many.blocks - begin : SUPER);
             for (int t = 0; t < many.num_tiles; ++t) p[t] = weights[t].read(p[t], count);
+            asm volatile("" ::: "memory");  // the compiler does not know that loading a tile reads what was stored
             part(begin, count);
         }
     }
@@ -158,8 +159,8 @@ template <int KIND> struct Product {
 
 struct alignas(64) Shapes {  // of the tile registers, as the instruction reads them
     uint8_t palette = 1, start = 0, reserved[14] = {0};
-    uint16_t bytes[16] = {64, 64, BLOCK, BLOCK, 64, 64};
-    uint8_t rows[16] = {PANEL, PANEL, PANEL, PANEL, GROUPS, GROUPS};
+    uint16_t bytes[16] = {64, 64, BLOCK, 64, 64};  // two of results, one of activations, two of weights
+    uint8_t rows[16] = {PANEL, PANEL, PANEL, GROUPS, GROUPS};
 };
 
 template <int KIND> void product(const Many& many) {

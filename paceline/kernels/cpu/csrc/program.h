@@ -1,4 +1,4 @@
-// A model's forward as a flat list of operations, and everything one run of it needs. Mirrored in native.py.
+// A model's forward as a flat list of operations, and everything one run of it needs. Mirrored in library.py.
 #pragma once
 #include "packed.h"
 

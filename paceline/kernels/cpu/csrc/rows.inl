@@ -190,7 +190,9 @@ struct Runs {  // a few runs of positions, each in one group of sixteen keys
     int lane[PACELINE_RUNS], count[PACELINE_RUNS], at[PACELINE_RUNS];
 };
 
-// Scores of H heads at N runs of positions; a head's scores lie STRETCH behind the one's before.
+static_assert(PACELINE_RUNS == 1 || PACELINE_RUNS == 4);
+
+// Scores of H heads at N runs of positions; each head's begin STRETCH behind the last one's.
 template <int H, int N>
 inline void score(const Runs& runs, const float* query, int64_t width, float* scores) {
     F acc[H][N];
@@ -288,33 +290,6 @@ inline void gather_all(const Look& l, const int32_t* lines, int64_t count, const
     for (; g < l.group; ++g) gather<D, 1>(l, lines, count, scores + g * STRETCH, partials + g * step);
 }
 
-// Asks for a share of the keys or values at the positions from `first` on, which come next.
-inline void ask_for(const Look& l, bool keys, int64_t first, int part, int parts) {
-    const Seen& row = l.rows[l.num_rows - 1];
-    const int64_t left = row.count - first, count = left < NEAR ? left : NEAR;
-    if (count <= 0) return;
-    const int64_t columns = (l.width + LANES - 1) / LANES, each = keys ? l.width : columns;  // cache lines
-    const int64_t total = (keys ? (count + LANES - 1) / LANES : count) * each;
-    for (int64_t i = total * part / parts; i < total * (part + 1) / parts; ++i) {
-        const int64_t which = i / each, line = row.lines[first + (keys ? which * LANES : which)];
-        __builtin_prefetch((keys ? l.keys + key_offset(line - line % LANES, l.width) : l.values + line * l.width) + i % each * LANES);
-    }
-}
-
-// Calls f(row, first, count) for the positions of every row in a stretch, piece by piece. Meanwhile it asks for what
-// comes next: the next piece, after the last piece of keys the first of values, and after that the next stretch's keys.
-template <class Function>
-inline void each_piece(const Look& l, int64_t begin, bool keys, Function&& f) {
-    const int64_t longest = l.rows[l.num_rows - 1].count;
-    for (int64_t first = begin; first < begin + STRETCH; first += NEAR)
-        for (int r = 0; r < l.num_rows; ++r) {
-            const int64_t left = l.rows[r].count - first, next = first + NEAR;
-            const bool last = next == begin + STRETCH || next >= longest;
-            ask_for(l, keys != last, last && keys ? begin : next, r, l.num_rows);
-            if (left > 0) f(r, first, left < NEAR ? left : NEAR);
-        }
-}
-
 // The same for any width, one head after the other.
 inline void gather_any(const Look& l, const int32_t* lines, int64_t count, const float* scores, float* partials) {
     for (int64_t g = 0; g < l.group; ++g)
@@ -322,6 +297,33 @@ inline void gather_any(const Look& l, const int32_t* lines, int64_t count, const
             const float* value = l.values + int64_t(lines[i]) * l.width;
             float* to = partials + g * partial_floats(l.width);
             for (int64_t d = 0; d < l.width; ++d) to[d] += scores[g * STRETCH + i] * value[d];
+        }
+}
+
+// Asks for a share of the keys or values at the positions from `first` on, which come next.
+inline void ask_for(const Look& l, bool keys, int64_t first, int part, int parts) {
+    const Seen& row = l.rows[l.num_rows - 1];
+    const int64_t left = row.count - first, count = left < NEAR ? left : NEAR;
+    if (count <= 0) return;
+    const int64_t unit = keys ? l.width : (l.width + LANES - 1) / LANES;  // cache lines of sixteen keys, or of one value
+    const int64_t total = (keys ? (count + LANES - 1) / LANES : count) * unit;
+    for (int64_t i = total * part / parts; i < total * (part + 1) / parts; ++i) {
+        const int64_t which = i / unit, line = row.lines[first + (keys ? which * LANES : which)];
+        __builtin_prefetch((keys ? l.keys + key_offset(line - line % LANES, l.width) : l.values + line * l.width) + i % unit * LANES);
+    }
+}
+
+// Calls f(row, first, count) for the positions of every row in a stretch, piece by piece. Meanwhile it asks for what
+// comes next: the next piece, after the last piece of keys the first of values, and after that the next stretch's keys.
+template <class Function>
+inline void each_piece(const Look& l, int64_t begin, bool keys, Function&& f) {
+    const int64_t longest = l.rows[l.num_rows - 1].count;  // or nearly, in a tree: it only decides what is asked for
+    for (int64_t first = begin; first < begin + STRETCH; first += NEAR)
+        for (int r = 0; r < l.num_rows; ++r) {
+            const int64_t left = l.rows[r].count - first, next = first + NEAR;
+            const bool last = next == begin + STRETCH || next >= longest;
+            ask_for(l, keys != last, last && keys ? begin : next, r, l.num_rows);
+            if (left > 0) f(r, first, left < NEAR ? left : NEAR);
         }
 }
 

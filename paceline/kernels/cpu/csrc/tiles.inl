@@ -53,16 +53,16 @@ inline void quantised_tile(const uint8_t* p, int64_t columns, const Panel& panel
             I8 fifth, pairs0, pairs1;
             if (KIND == W5 || KIND == K5) fifth = load_8(extra);
             if (KIND == K6) { pairs0 = load_8(extra); pairs1 = load_8(extra + 64); }
-            // Not unrolled by hand over g: each path's compiler does it, the shifts being constants.
-#define PACELINE_GROUP(G)                                                                             \
-    {                                                                                                 \
-        const I8 both = load_8(p + 64 * G);                                                           \
-        I8 lo = low_nibble(both), hi = high_nibble(both);                                             \
+            // The shifts must be constants. path_amx.cpp unpacks and scales in the same way.
+#define PACELINE_GROUP(G)                                                                                             \
+    {                                                                                                                 \
+        const I8 both = load_8(p + 64 * G);                                                                           \
+        I8 lo = low_nibble(both), hi = high_nibble(both);                                                             \
         if (KIND == W5 || KIND == K5) { lo = or_8(lo, bit_to_16<G>(fifth)); hi = or_8(hi, bit_to_16<G + 4>(fifth)); } \
-        if (KIND == K6) { lo = or_8(lo, pair_to_16<G>(pairs0)); hi = or_8(hi, pair_to_16<G>(pairs1)); } \
-        dots<R>(sum, lo, rows, 4 * G);                                                       \
-        if (KIND == K6) dots<R>(upper, hi, rows, 16 + 4 * G);                                \
-        else dots<R>(sum, hi, rows, 16 + 4 * G);                                             \
+        if (KIND == K6) { lo = or_8(lo, pair_to_16<G>(pairs0)); hi = or_8(hi, pair_to_16<G>(pairs1)); }               \
+        dots<R>(sum, lo, rows, 4 * G);                                                                                \
+        if (KIND == K6) dots<R>(upper, hi, rows, 16 + 4 * G);                                                         \
+        else dots<R>(sum, hi, rows, 16 + 4 * G);                                                                      \
     }
             PACELINE_GROUP(0) PACELINE_GROUP(1) PACELINE_GROUP(2) PACELINE_GROUP(3)
 #undef PACELINE_GROUP
