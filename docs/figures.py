@@ -80,10 +80,19 @@ def _profile(figures: dict[str, Any]) -> str:
     if not parts:
         return ""
     heads = ["prompts", "way", "of them", "reading", "decoding", "tokens", "per forward", "tokens per forward"]
+    heads += ["drafts per forward"]
     bounds = ["prompts", "way", "decoding alone", "if drafts cost nothing", "with reading", "if drafts cost nothing"]
     bounds += ["reading, share of a tenth of transformers' time"]
     told = "What speculation gained over plain, and what it would if checking drafts took no time at all:"
-    return f"The same runs in their parts:\n\n{table(heads, parts)}\n\n{told}\n\n{table(bounds, limits)}"
+    paragraphs = ["The same runs in their parts:", table(heads, parts), _far(figures), told, table(bounds, limits)]
+    return "\n\n".join(filter(None, paragraphs))
+
+
+def _far(figures: dict[str, Any]) -> str:
+    """What drafts cost as far into a text as those prompts reach."""
+    rows = [row for row in figures.get("rows", {}).get("rows", []) if " after " in row["figure"]]
+    costs = ", ".join(f"{row['figure']} {row['ratio']:.2f}×" for row in rows)
+    return f"What a forward with drafts costs there, against one row: {costs}." if rows else ""
 
 
 def _seconds(turns: list[list[dict[str, Any]]], limit: int | None = None) -> tuple[float, float]:
@@ -100,9 +109,14 @@ def _forwards(turns: list[list[dict[str, Any]]]) -> int:
 def _parts(turns: list[list[dict[str, Any]]]) -> list[str]:
     reading, decoding = _seconds(turns)
     tokens, forwards = sum(len(answer["tokens"]) for answer in turns[0]), _forwards(turns)
-    told = ["", ""]
+    told = ["", "", ""]
     if forwards:
-        told = [f"{1e3 * decoding / forwards:.1f} ms", f"{(tokens - len(turns[0])) / forwards:.2f}"]
+        drafts = sum(answer["proposed"] for answer in turns[0])
+        told = [
+            f"{1e3 * decoding / forwards:.1f} ms",
+            f"{(tokens - len(turns[0])) / forwards:.2f}",
+            f"{drafts / forwards:.2f}",
+        ]
     return [str(len(turns[0])), f"{reading:.2f} s", f"{decoding:.2f} s", str(tokens), *told]
 
 
