@@ -114,7 +114,7 @@ DRAFTERS: dict[str, list[Any] | None] = {
 }
 LOOKUP = 10
 FAR = "paceline, further"
-BEST, DECODING = "best", "best, decoding alone"
+ALONE = ", decoding alone"  # beside a figure with the time of reading the prompts
 OPENING = "The first thing that I noticed was"
 SLOW_REPEATS = 3
 WIDTH = 140  # of the table, at least
@@ -128,9 +128,9 @@ REACH: dict[str, tuple[str, float]] = {
     "8 rows / 1 row": ("≤", 2.0),
     "16 rows / 1 row": ("≤", 3.3),
     **{
-        f"{where}: {best} / {peer}": ("≥", wanted)
+        f"{where}: best{added} / {peer}": ("≥", wanted)
         for where, than_plain in (*((f"small, {category}", 1.5) for category in CATEGORIES), ("large, humaneval", 1.3))
-        for best in (BEST, DECODING)
+        for added in ("", ALONE)
         for peer, wanted in (("plain", than_plain), ("llama.cpp plain", 2.0), (f"transformers, lookup {LOOKUP}", 10.0))
     },
     "memory, small / file + cache": ("≤", 1.3),
@@ -411,7 +411,7 @@ def judge(where: str, taken: dict[str, list[list[Answer]]], sides: dict[str, Pee
     """Rows for every drafter and the best one. Whether the text is plain's is part of the note."""
     count = len(taken["plain"][0])
     reference = [answer["tokens"] for answer in taken["plain"][0]]
-    measures = (("", whole_speed), (", decoding alone", decode_speed))
+    measures = (("", whole_speed), (ALONE, decode_speed))
     shown: list[Row] = []
     for name in DRAFTERS:
         turns = taken[name]
@@ -425,7 +425,7 @@ def judge(where: str, taken: dict[str, list[list[Answer]]], sides: dict[str, Pee
                 shown.append(Row(f"{where}: {name}{added}", "tokens/s", ours, "plain", plain, "" if added else note))
     best = max((name for name in DRAFTERS if name != "plain"), key=lambda name: whole_speed(taken[name], count))
     for added, speed in measures:
-        figure = f"{where}: {BEST}{added}"
+        figure = f"{where}: best{added}"
         shown.append(Row(figure, "tokens/s", speed(taken[best], count), "plain", speed(taken["plain"], count), best))
         for kind, label in (("llama.cpp", "llama.cpp plain"), ("transformers", f"transformers, lookup {LOOKUP}")):
             side = sides[kind]

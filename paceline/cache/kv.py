@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.cache.pages import PagePool
-from paceline.kernels.ops import LayerCache
-
-ROWS = 16  # a layer has a multiple of so many rows, since kernels may order a few together
+from paceline.kernels.ops import TOGETHER, LayerCache
 
 
 class KVCache:
@@ -21,7 +19,7 @@ class KVCache:
 
     def add_layers(self, count: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[LayerCache]:
         """Storage for `count` more layers. Zeros, because masked rows are multiplied by 0, and 0 · NaN is NaN."""
-        rows = -(-self.pool.num_pages * self.pool.block_size // ROWS) * ROWS
+        rows = -(-self.pool.num_pages * self.pool.block_size // TOGETHER) * TOGETHER
         shape = (num_kv_heads, rows, head_dim)
         # A head's rows lie side by side, since attention reads one head at all positions.
         return [

@@ -17,6 +17,7 @@ FINAL = -1  # the boundary after the last norm: what the vocabulary head reads
 
 # Keys and values, each [cache rows, kv heads, D]. Only kernels read them: inside a head's keys each has its own order.
 LayerCache = tuple[Tensor, Tensor]
+TOGETHER = 16  # a layer has a multiple of so many rows, since kernels may order so many of a head's keys together
 
 
 @dataclass

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.cpu.library import Buffer, Op, Program
-from paceline.kernels.ops import ACTIVATIONS, FINAL, Describes, Heads, LayerCache, Weight
-
-LANES = 16  # rows of keys that lie together, as in packed.h
+from paceline.kernels.ops import ACTIVATIONS, FINAL, TOGETHER, Describes, Heads, LayerCache, Weight
 
 # As numbered in program.h.
 CODES = (
@@ -145,7 +143,7 @@ class Pointers:
         rows, self.num_heads, self.width = shape
         wanted = (self.width, rows * self.width, 1)  # a head's rows side by side
         for tensor in (tensor for layer in caches for tensor in layer):
-            if tensor.dtype != torch.float32 or tensor.shape != shape or tensor.stride() != wanted or rows % LANES:
+            if tensor.dtype != torch.float32 or tensor.shape != shape or tensor.stride() != wanted or rows % TOGETHER:
                 raise ValueError("the native kernels need a float32 cache, its rows head by head and sixteen at a time")
         kind = ctypes.c_void_p * len(caches)
         self._arrays = [kind(*(layer[part].data_ptr() for layer in caches)) for part in (0, 1)]
