@@ -19,3 +19,9 @@ class FetchError(PacelineError):
 
 class VocabularyError(PacelineError):
     """A drafter whose vocabulary does not fit the target's."""
+
+
+def first_line(error: BaseException) -> str:
+    """An error of another library in one line; where that only announces the next, in two joined."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]

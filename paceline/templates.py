@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import OptionError
-from paceline.models.config import first_line
+from paceline.errors import OptionError, first_line
 
 Message = dict[str, Any]
 

@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import math
-import pickle
-import shutil
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 from paceline import LLM, DraftModel, FirstOf, NGram, PacelineError, SamplingParams, Suffix
-from paceline.errors import CheckpointError, OptionError, VocabularyError
+from paceline.errors import OptionError, VocabularyError
 from tests.engine.test_detokenizer import NUM_IDS, tokenizer
 from tests.fakes import Hopeless, tiny_llm, tiny_model
+from tests.sentences import assert_sentence
 
 PROMPT = [5, 9, 22]
-
-
-def assert_sentence(error: BaseException, *named: str) -> None:
-    """One line, not a traceback, that names what matters."""
-    assert isinstance(error, PacelineError), repr(error)
-    text = str(error)
-    assert len(text) > 15 and "\n" not in text and "Traceback" not in text and "object at 0x" not in text, text
-    for part in named:
-        assert part in text, f"{part!r} is not in {text!r}"
 
 
 def assert_works(llm: LLM) -> None:
@@ -281,188 +267,6 @@ def test_after_a_round_that_failed_the_engine_serves_the_next_request() -> None:
     with pytest.raises(RuntimeError, match="a bug in the drafter"):
         llm.generate([PROMPT], SamplingParams(ignore_eos=True))  # an end at once would ask no drafter
     assert_works(llm)
-
-
-# Files.
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A good tiny checkpoint, to be spoilt."""
-    tiny_model().save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-def load(folder: Path) -> LLM:
-    return LLM(str(folder), kernels="reference", max_model_len=32)
-
-
-def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    state = load_file(folder / "model.safetensors")
-    change(state)
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def configure(folder: Path, **values: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
-def refuse(folder: Path, *named: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        load(folder)
-    assert_sentence(caught.value, *named)
-
-
-def test_a_good_folder_loads(folder: Path) -> None:
-    assert_works(load(folder))
-
-
-def test_a_missing_path_is_refused(tmp_path: Path) -> None:
-    refuse(tmp_path / "nowhere", "nowhere", "not found")
-    (tmp_path / "notes.txt").write_text("hello")
-    refuse(tmp_path / "notes.txt", "notes.txt", ".gguf")
-    refuse(tmp_path, "config.json")
-
-
-def test_a_folder_without_weights_is_refused(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    refuse(folder, "no weights", "model.safetensors", "pytorch_model.bin")
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda data: data[: len(data) // 2], lambda data: b"\xff" * 64 + data[64:], lambda data: b""]
-)
-def test_a_corrupt_safetensors_file_is_refused(folder: Path, damage: Callable[[bytes], bytes]) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(damage(path.read_bytes()))
-    refuse(folder, "model.safetensors", "cannot be read")
-
-
-def as_bin(folder: Path) -> Path:
-    path = folder / "pytorch_model.bin"
-    torch.save(load_file(folder / "model.safetensors"), path)
-    (folder / "model.safetensors").unlink()
-    return path
-
-
-def test_a_bin_file_loads_and_a_truncated_one_is_refused(folder: Path) -> None:
-    path = as_bin(folder)
-    assert_works(load(folder))
-    data = path.read_bytes()
-    for cut in (len(data) // 2, 10, 0):
-        path.write_bytes(data[:cut])
-        refuse(folder, "pytorch_model.bin")
-
-
-def test_a_bin_file_in_the_old_format_loads(folder: Path) -> None:
-    path = as_bin(folder)
-    torch.save(torch.load(path, weights_only=True), path, _use_new_zipfile_serialization=False)
-    assert_works(load(folder))
-
-
-class Trap:
-    """What an evil pickle does: run something while it is read."""
-
-    def __reduce__(self) -> Any:
-        return (Path.mkdir, (Path("trap-was-sprung"),))
-
-
-@pytest.mark.parametrize("how", ["torch", "pickle"])
-def test_a_bin_file_with_code_is_refused_and_the_code_not_run(
-    folder: Path, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    path = as_bin(folder)
-    if how == "torch":
-        torch.save({"lm_head.weight": Trap()}, path)
-    else:
-        path.write_bytes(pickle.dumps({"lm_head.weight": Trap()}))
-    refuse(folder, "pytorch_model.bin")
-    assert not Path("trap-was-sprung").exists()
-    torch.save({"lm_head.weight": Trap()}, folder / "proof.bin")
-    torch.load(folder / "proof.bin", weights_only=False)
-    assert Path("trap-was-sprung").exists(), "the trap works, where it is let"
-
-
-def test_a_bin_file_of_something_else_is_refused(folder: Path) -> None:
-    path = as_bin(folder)
-    for other in ([1, 2], {"lm_head.weight": 5}, torch.zeros(3)):
-        torch.save(other, path)
-        refuse(folder, "pytorch_model.bin", "dictionary of tensors")
-
-
-def test_a_missing_tensor_is_named(folder: Path) -> None:
-    rewrite(folder, lambda state: state.pop("model.layers.1.mlp.down_proj.weight"))
-    refuse(folder, "model.layers.1.mlp.down_proj.weight", "lacks")
-
-
-def test_a_tensor_of_the_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
-    rewrite(folder, lambda state: state.update({"model.norm.weight": torch.zeros(31)}))
-    refuse(folder, "model.norm.weight", "[31]", "[32]")
-
-
-def test_a_tensor_nobody_needs_is_reported_and_the_model_works(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rewrite(folder, lambda state: state.update({"model.extra.weight": torch.zeros(2)}))
-    with caplog.at_level(logging.WARNING, "paceline"):
-        llm = load(folder)
-    assert [record.getMessage() for record in caplog.records if "model.extra.weight" in record.getMessage()]
-    assert_works(llm)
-
-
-def test_a_shard_the_index_names_but_nobody_has_is_refused(folder: Path) -> None:
-    shutil.move(folder / "model.safetensors", folder / "part-1.safetensors")
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}}))
-    refuse(folder, "part-2.safetensors", "does not exist")
-    for broken in ("{", "[]", "{}", '{"weight_map": 5}'):
-        index.write_text(broken)
-        refuse(folder, "index")
-
-
-@pytest.mark.parametrize("text", ["{", "", "[]", "null", '"llama"', "\x00"])
-def test_a_corrupt_config_is_refused(folder: Path, text: str) -> None:
-    (folder / "config.json").write_text(text)
-    refuse(folder, "config.json")
-
-
-def test_a_config_that_is_not_text_is_refused(folder: Path) -> None:
-    (folder / "config.json").write_bytes(b"\xff\xfe\x80")
-    refuse(folder, "config.json")
-
-
-def test_an_unsupported_model_is_refused_naming_those_supported(folder: Path) -> None:
-    configure(folder, model_type="mamba")
-    refuse(folder, "'mamba'", "llama", "qwen2", "gpt2", "opt")
-    with pytest.raises(CheckpointError) as caught:
-        LLM(
-            transformers.GPTNeoXForCausalLM(
-                transformers.GPTNeoXConfig(
-                    vocab_size=97, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
-                )
-            )
-        )
-    assert_sentence(caught.value, "'gpt_neox'", "llama")
-
-
-def test_unsupported_rope_scaling_is_refused(folder: Path) -> None:
-    configure(folder, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
-    refuse(folder, "'dynamic'", "default, linear, llama3")
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"hidden_size": "wide"},
-        {"num_hidden_layers": 3},
-        {"vocab_size": 90},
-        {"hidden_act": "cube"},
-    ],
-    ids=str,
-)
-def test_a_config_that_does_not_fit_the_weights_is_refused(folder: Path, values: dict[str, Any]) -> None:
-    configure(folder, **values)
-    refuse(folder)
 
 
 def test_a_draft_model_with_another_vocabulary_is_refused_naming_the_first_id_that_differs() -> None:

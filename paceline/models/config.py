@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, first_line
+from paceline.models.json_file import read_object
+from paceline.models.quantised import refuse_config
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 ARCHITECTURES = (*LLAMA_LIKE, "gpt2", "opt")
@@ -49,6 +50,7 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()  # one per layer; empty: no layer has one
     embed_size: int | None = None  # OPT-350m projects from a smaller embedding
     norm_first: bool = True  # OPT-350m norms after each block
+    learned_positions: bool = False  # a table of them, so that nothing is known beyond max_position
     eos_ids: tuple[int, ...] = ()
     torch_dtype: str | None = None
 
@@ -60,61 +62,97 @@ def read_config(folder: Path) -> ModelConfig:
     """From a Hugging Face folder's config.json (and generation_config.json, for the end tokens)."""
     path = folder / "config.json"
     try:
-        raw = json.loads(path.read_text())
+        raw = read_object(path)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} has no config.json, so it is not a Hugging Face model folder") from None
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
-    kind = raw.get("model_type") if isinstance(raw, dict) else None
+    kind = raw.get("model_type")
     if kind not in ARCHITECTURES:
         raise CheckpointError(f"{path} says model_type {kind!r}; supported: {', '.join(ARCHITECTURES)}")
+    refuse_config(raw.get("quantization_config"), str(folder))
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except ZeroDivisionError:
+        raise CheckpointError(f"{path} gives 0 where a count of at least 1 is needed") from None
     except Exception as error:
         raise CheckpointError(f"{path} is not a usable {kind} config: {first_line(error)}") from None
-    return from_transformers(config, _generation_eos(folder))
-
-
-def first_line(error: BaseException) -> str:
-    """An error of another library in one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return from_transformers(config, _generation_eos(folder), str(path))
 
 
 def _generation_eos(folder: Path) -> Any:
-    path = folder / "generation_config.json"
     try:
-        return json.loads(path.read_text()).get("eos_token_id")
+        return read_object(folder / "generation_config.json").get("eos_token_id")
     except FileNotFoundError:
         return None
-    except (ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
 
 
-def from_transformers(config: Any, eos: Any = None) -> ModelConfig:
+def from_transformers(config: Any, eos: Any = None, label: str = "the config") -> ModelConfig:
     """From a loaded transformers config object."""
     kind = config.model_type
     if kind not in ARCHITECTURES:
         raise CheckpointError(f"model type {kind!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    refuse_config(getattr(config, "quantization_config", None), f"the {kind} model")
     try:
         build = {"gpt2": _gpt2, "opt": _opt}.get(kind, _llama)
         fields = build(config)
     except AttributeError as error:
         raise CheckpointError(f"the {kind} config lacks a value: {error}") from None
     dtype = config.dtype if hasattr(config, "dtype") else getattr(config, "torch_dtype", None)
-    return ModelConfig(
+    found = ModelConfig(
         architecture=kind,
-        eos_ids=_ids(eos) or _ids(getattr(config, "eos_token_id", None)),
+        eos_ids=end_ids(eos, label) or end_ids(getattr(config, "eos_token_id", None), label),
         torch_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         **fields,
     )
+    return checked(found, label)
 
 
-def _ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list | tuple) else (int(value),)
+COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "max_position",
+)
+MOST = 2**31 - 1
+
+
+def checked(config: ModelConfig, label: str) -> ModelConfig:
+    """The same config, once its counts are known to make a model."""
+    for name in COUNTS:
+        value = getattr(config, name)
+        if not is_whole(value) or not 1 <= value <= MOST:
+            raise CheckpointError(f"{label} gives {name}={value!r}; allowed: a whole number from 1 to {MOST}")
+    if config.num_heads % config.num_kv_heads:
+        raise CheckpointError(
+            f"{label} gives num_kv_heads={config.num_kv_heads}; allowed: a divisor of num_heads={config.num_heads}"
+        )
+    if not config.learned_positions and config.head_dim % 2:
+        raise CheckpointError(f"{label} gives head_dim={config.head_dim}; allowed: an even number, since halves rotate")
+    return config
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def divide(hidden_size: Any, num_heads: Any) -> int:
+    """The width of a head where none is given."""
+    if not is_whole(num_heads) or num_heads < 1 or not is_whole(hidden_size) or hidden_size % num_heads:
+        raise CheckpointError(f"num_heads={num_heads!r} is not a divisor of hidden_size={hidden_size!r}")
+    return int(hidden_size) // int(num_heads)
+
+
+def end_ids(value: Any, label: str) -> tuple[int, ...]:
+    ids = value if isinstance(value, list | tuple) else () if value is None else (value,)
+    for one in ids:
+        if not is_whole(one):
+            raise CheckpointError(f"{label}: eos_token_id={value!r} is not allowed; allowed: token ids")
+    return tuple(ids)
 
 
 def _llama(config: Any) -> dict[str, Any]:
@@ -126,7 +164,7 @@ def _llama(config: Any) -> dict[str, Any]:
         "num_layers": config.num_hidden_layers,
         "num_heads": heads,
         "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "head_dim": getattr(config, "head_dim", None) or divide(config.hidden_size, heads),
         "intermediate_size": config.intermediate_size,
         "max_position": config.max_position_embeddings,
         "norm_eps": config.rms_norm_eps,
@@ -183,7 +221,8 @@ def _gpt2(config: Any) -> dict[str, Any]:
         "num_layers": config.n_layer,
         "num_heads": config.n_head,
         "num_kv_heads": config.n_head,
-        "head_dim": config.n_embd // config.n_head,
+        "head_dim": divide(config.n_embd, config.n_head),
+        "learned_positions": True,
         "intermediate_size": config.n_inner or 4 * config.n_embd,
         "max_position": config.n_positions,
         "norm_eps": config.layer_norm_epsilon,
@@ -202,7 +241,8 @@ def _opt(config: Any) -> dict[str, Any]:
         "num_layers": config.num_hidden_layers,
         "num_heads": heads,
         "num_kv_heads": heads,
-        "head_dim": config.hidden_size // heads,
+        "head_dim": divide(config.hidden_size, heads),
+        "learned_positions": True,
         "intermediate_size": config.ffn_dim,
         "max_position": config.max_position_embeddings,
         "norm_eps": 1e-5,

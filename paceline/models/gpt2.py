@@ -32,12 +32,12 @@ class GPT2(Model):
         self.config, self.ops = config, ops
         hidden = config.hidden_size
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-        body = weights.under("transformer." if weights.has("transformer.wte.weight") else "")
-        self.embedding = body.matrix(["wte.weight"], [(config.vocab_size, hidden)])
+        body = weights.under("transformer." if weights.has("transformer.wpe.weight") else "")
+        names = (body.prefix + "wte.weight", "lm_head.weight")
+        self.embedding, self.head = weights.vocabulary(*names, (config.vocab_size, hidden), config.tie_embeddings)
         self.positions = body.whole("wpe.weight", (config.max_position, hidden))
         self.layers = [Layer(config, body.under(f"h.{i}.")) for i in range(config.num_layers)]
         self.norm = (body.whole("ln_f.weight", (hidden,)), body.whole("ln_f.bias", (hidden,)))
-        self.head = weights.head(self.embedding, "lm_head.weight", config.tie_embeddings)
 
     def describe(self, f: Forward) -> Any:
         eps = self.config.norm_eps

@@ -49,10 +49,11 @@ class Llama(Model):
         self.config, self.ops = config, ops
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         body = weights.under("model.")
-        self.embedding = body.matrix(["embed_tokens.weight"], [(config.vocab_size, config.hidden_size)])
+        shape = (config.vocab_size, config.hidden_size)
+        names = (body.prefix + "embed_tokens.weight", "lm_head.weight")
+        self.embedding, self.head = weights.vocabulary(*names, shape, config.tie_embeddings)
         self.layers = [Layer(config, body.under(f"layers.{i}.")) for i in range(config.num_layers)]
         self.norm = body.whole("norm.weight", (config.hidden_size,))
-        self.head = weights.head(self.embedding, "lm_head.weight", config.tie_embeddings)
         frequencies = "rope_freqs.weight"  # only GGUF files carry it
         factors = weights.whole(frequencies, (config.head_dim // 2,)) if weights.has(frequencies) else None
         cos, sin = tables(config.rope, config.head_dim, max_position or config.max_position, factors)

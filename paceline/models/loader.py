@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from paceline.errors import CheckpointError, OptionError
+from paceline.errors import CheckpointError, OptionError, first_line
 from paceline.kernels import select
 from paceline.models import catalog
 from paceline.models.base import Model
-from paceline.models.config import ModelConfig, first_line, from_transformers, read_config
+from paceline.models.config import ModelConfig, from_transformers, read_config
 from paceline.models.gguf import GGUFFile
 from paceline.models.gguf_config import config_from_gguf
 from paceline.models.sources import FolderSource, GGUFSource, ModelSource
@@ -144,8 +144,12 @@ def _read_tokenizer(given: Any) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(given)
+        return AutoTokenizer.from_pretrained(given, trust_remote_code=False)
     except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise CheckpointError(
+                f"the tokenizer in {given} needs code that comes with it, and such code is never run"
+            ) from None
         raise CheckpointError(f"the tokenizer in {given} cannot be read: {first_line(error)}") from None
 
 

@@ -44,9 +44,10 @@ class OPT(Model):
     def __init__(self, config: ModelConfig, ops: Ops, weights: Weights, max_position: int | None = None) -> None:
         self.config, self.ops = config, ops
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-        body = weights.under("model.decoder." if weights.has("model.decoder.embed_tokens.weight") else "decoder.")
+        body = weights.under("model.decoder." if weights.has("model.decoder.embed_positions.weight") else "decoder.")
         hidden, narrow = config.hidden_size, config.embed_size or config.hidden_size
-        self.embedding = body.matrix(["embed_tokens.weight"], [(config.vocab_size, narrow)])
+        names = (body.prefix + "embed_tokens.weight", "lm_head.weight")
+        self.embedding, self.head = weights.vocabulary(*names, (config.vocab_size, narrow), config.tie_embeddings)
         self.positions = body.whole("embed_positions.weight", (config.max_position + POSITION_OFFSET, hidden))
         self.layers = [Layer(config, body.under(f"layers.{i}.")) for i in range(config.num_layers)]
         self.norm = None
@@ -59,7 +60,6 @@ class OPT(Model):
         if narrow != hidden:
             self.project_in = ColumnParallel(body.matrix(["project_in.weight"], [(hidden, narrow)]))
             self.project_out = ColumnParallel(body.matrix(["project_out.weight"], [(narrow, hidden)]))
-        self.head = weights.head(self.embedding, "lm_head.weight", config.tie_embeddings)
 
     def describe(self, f: Forward) -> Any:
         x = f.embed(self.embedding)

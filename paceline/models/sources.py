@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 import zipfile
 from collections.abc import Collection
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, first_line
 from paceline.kernels.ops import Packed
-from paceline.models.config import first_line
 from paceline.models.gguf import GGUFFile
+from paceline.models.json_file import read_object
+from paceline.models.quantised import refuse_names
 
 PLAIN = ("F32", "F16", "BF16", "F64")  # not quantised: answered as tensors
 
@@ -34,6 +34,7 @@ class FolderSource:
             for name in self._handle(path).keys():  # noqa: SIM118 - a safetensors handle is not a dict
                 if not IGNORED.search(name):
                     self._files[name] = path
+        refuse_names(self._files, self.label)
 
     def names(self) -> Collection[str]:
         return self._files.keys()
@@ -53,15 +54,17 @@ class FolderSource:
 
 
 def _open_weights(path: Path) -> Any:
-    if not path.is_file():
-        raise CheckpointError(f"{path} is named in the index but does not exist")
     try:
+        if not path.is_file():
+            raise CheckpointError(f"{path} is named in the index but does not exist")
         if path.suffix == ".safetensors":
             from safetensors import safe_open
 
             return safe_open(path, framework="pt")
         new = zipfile.is_zipfile(path)  # only files since PyTorch 1.6 can be mapped
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=new)
+    except CheckpointError:
+        raise
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read as tensors: {first_line(error)}") from None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
@@ -77,14 +80,24 @@ def _weight_files(folder: Path) -> list[Path]:
         if (folder / single).is_file():
             return [folder / single]
         if (folder / index).is_file():
-            try:
-                shards = set(json.loads((folder / index).read_text())["weight_map"].values())
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise CheckpointError(f"{folder / index} is not a weight index: {error}") from None
-            return [folder / shard for shard in sorted(shards)]
+            return _shards(folder, index)
     raise CheckpointError(
         f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin, nor an index of them"
     )
+
+
+def _shards(folder: Path, index: str) -> list[Path]:
+    """The files an index names: each inside the folder, whatever system the index was written on."""
+    where = folder / index
+    named = read_object(where).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(shard, str) for shard in named.values()):
+        raise CheckpointError(f"{where} is not a weight index: weight_map must give a file name for each tensor")
+    shards = sorted(set(named.values()))
+    for shard in shards:
+        posix, windows = PurePosixPath(shard), PureWindowsPath(shard)
+        if posix.is_absolute() or windows.anchor or ".." in (*posix.parts, *windows.parts):
+            raise CheckpointError(f"{where} names the shard {shard!r}; allowed: files inside the folder")
+    return [folder / shard for shard in shards]
 
 
 class ModelSource:

@@ -7,6 +7,7 @@ handed over untouched. Everything else becomes a tensor of the model's dtype.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import Protocol
 
@@ -17,6 +18,9 @@ from paceline.errors import CheckpointError
 from paceline.kernels import Ops
 from paceline.kernels.ops import Packed, Weight
 from paceline.models.layers.linear import Shard
+from paceline.models.quantised import refuse_dtype
+
+log = logging.getLogger("paceline")
 
 Shape = tuple[int, ...]
 
@@ -78,13 +82,27 @@ class Weights:
         """A matrix stored [in, out]; `shape` is [out, in]."""
         return self._pack([self._dense(name, shape[::-1]).t()])
 
-    def head(self, embedding: Weight, name: str, tied: bool) -> Weight:
-        """The vocabulary head: the embedding again when tied."""
+    def vocabulary(self, embedding: str, head: str, shape: Shape, tied: bool) -> tuple[Weight, Weight]:
+        """The embedding and the vocabulary head; when tied, one weight for both.
+
+        As transformers does it: of tied ones either will do alone, and a file that holds two that differ is believed.
+        """
         if not tied:
-            return self.matrix([name], [embedding.shape])
-        if self.has(name):
-            self.used.add(self.prefix + name)
-        return embedding
+            return self.matrix([embedding], [shape]), self.matrix([head], [shape])
+        names = [name for name in (embedding, head) if self.has(name)] or [embedding]
+        found = [self._read(name, shape) for name in names]
+        first = self._pack(found[:1])
+        if len(found) == 1 or self._same(*found):
+            return first, first
+        log.warning("%s ties %s to %s, but holds two that differ: both are used", self.source.label, head, embedding)
+        return first, self._pack(found[1:])
+
+    def _same(self, one: Tensor | Packed, other: Tensor | Packed) -> bool:
+        if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+            return False
+        if one.dtype != other.dtype:
+            one, other = one.to(self.dtype), other.to(self.dtype)
+        return torch.equal(one, other.to(one.device))
 
     def _pack(self, parts: list[Tensor | Packed]) -> Weight:
         packed = self.ops.pack(parts, self.dtype, self.device)
@@ -101,6 +119,8 @@ class Weights:
             raise CheckpointError(f"{self.source.label} lacks the tensor {full}, which this model needs")
         self.used.add(full)
         found = self.source.read(full)
+        if isinstance(found, Tensor):
+            refuse_dtype(full, found.dtype, self.source.label)
         if tuple(found.shape) != shape:
             raise CheckpointError(
                 f"{self.source.label}: tensor {full} has shape {list(found.shape)}, but the config "
