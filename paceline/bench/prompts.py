@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def read_questions(path: Path | None, limit: int | None = None, demo: str | None
             if limit is not None and len(questions) >= limit:
                 break
             questions.append(_read_line(line, f"{path}, line {number}"))
-    except (OSError, EOFError, UnicodeDecodeError) as error:  # a broken .gz is an OSError or an EOFError
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:  # a broken .gz is one of the first three
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise OptionError(f"the dataset {path} cannot be read: {reason}") from None
     if not questions:
@@ -62,6 +63,8 @@ def _read_line(line: str, where: str) -> Question:
         row = json.loads(line)
     except ValueError as error:
         raise OptionError(f"{where}, is not JSON: {error}") from None
+    except RecursionError:
+        raise OptionError(f"{where}, is not usable JSON: it nests too deep") from None
     text = _find_text(row) if isinstance(row, dict) else None
     if text is None:
         raise OptionError(f"{where}, has no text to ask; one of the fields {', '.join(FIELDS)} must hold it")

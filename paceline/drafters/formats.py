@@ -62,7 +62,7 @@ def _any(pattern: str, tensors: Collection[str]) -> bool:
 def _config(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}  # whoever loads it says what is wrong
     return found if isinstance(found, dict) else {}
 

@@ -98,14 +98,15 @@ def from_transformers(config: Any, eos: Any = None, label: str = "the config") -
         fields = build(config)
     except AttributeError as error:
         raise CheckpointError(f"the {kind} config lacks a value: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"the {kind} config has a value that cannot be used: {error}") from None
     dtype = config.dtype if hasattr(config, "dtype") else getattr(config, "torch_dtype", None)
-    found = ModelConfig(
-        architecture=kind,
-        eos_ids=end_ids(eos, label) or end_ids(getattr(config, "eos_token_id", None), label),
-        torch_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
-        **fields,
-    )
-    return checked(found, label)
+    common = {
+        "architecture": kind,
+        "eos_ids": end_ids(eos, label) or end_ids(getattr(config, "eos_token_id", None), label),
+        "torch_dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+    }
+    return make_config({**common, **fields}, label)
 
 
 COUNTS = (
@@ -121,16 +122,22 @@ COUNTS = (
 MOST = 2**31 - 1
 
 
-def checked(config: ModelConfig, label: str) -> ModelConfig:
-    """The same config, once its counts are known to make a model."""
+def make_config(fields: dict[str, Any], label: str) -> ModelConfig:
+    """A config of what a file says, once its counts are known to make a model.
+
+    A head that no width is given for (None) is hidden_size / num_heads wide.
+    """
+    heads, hidden = fields["num_heads"], fields["hidden_size"]
     for name in COUNTS:
-        value = getattr(config, name)
-        if not is_whole(value) or not 1 <= value <= MOST:
-            raise CheckpointError(f"{label} gives {name}={value!r}; allowed: a whole number from 1 to {MOST}")
-    if config.num_heads % config.num_kv_heads:
-        raise CheckpointError(
-            f"{label} gives num_kv_heads={config.num_kv_heads}; allowed: a divisor of num_heads={config.num_heads}"
-        )
+        if name == "head_dim" and fields[name] is None:
+            if hidden % heads:
+                raise CheckpointError(f"{label} gives num_heads={heads}; allowed: a divisor of hidden_size={hidden}")
+            fields = {**fields, name: hidden // heads}
+        if not is_whole(fields[name]) or not 1 <= fields[name] <= MOST:
+            raise CheckpointError(f"{label} gives {name}={fields[name]!r}; allowed: a whole number from 1 to {MOST}")
+    config = ModelConfig(**fields)
+    if heads % config.num_kv_heads:
+        raise CheckpointError(f"{label} gives num_kv_heads={config.num_kv_heads}; allowed: a divisor of {heads} heads")
     if not config.learned_positions and config.head_dim % 2:
         raise CheckpointError(f"{label} gives head_dim={config.head_dim}; allowed: an even number, since halves rotate")
     return config
@@ -138,13 +145,6 @@ def checked(config: ModelConfig, label: str) -> ModelConfig:
 
 def is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def divide(hidden_size: Any, num_heads: Any) -> int:
-    """The width of a head where none is given."""
-    if not is_whole(num_heads) or num_heads < 1 or not is_whole(hidden_size) or hidden_size % num_heads:
-        raise CheckpointError(f"num_heads={num_heads!r} is not a divisor of hidden_size={hidden_size!r}")
-    return int(hidden_size) // int(num_heads)
 
 
 def end_ids(value: Any, label: str) -> tuple[int, ...]:
@@ -164,7 +164,7 @@ def _llama(config: Any) -> dict[str, Any]:
         "num_layers": config.num_hidden_layers,
         "num_heads": heads,
         "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(config, "head_dim", None) or divide(config.hidden_size, heads),
+        "head_dim": getattr(config, "head_dim", None),
         "intermediate_size": config.intermediate_size,
         "max_position": config.max_position_embeddings,
         "norm_eps": config.rms_norm_eps,
@@ -221,7 +221,7 @@ def _gpt2(config: Any) -> dict[str, Any]:
         "num_layers": config.n_layer,
         "num_heads": config.n_head,
         "num_kv_heads": config.n_head,
-        "head_dim": divide(config.n_embd, config.n_head),
+        "head_dim": None,
         "learned_positions": True,
         "intermediate_size": config.n_inner or 4 * config.n_embd,
         "max_position": config.n_positions,
@@ -241,7 +241,7 @@ def _opt(config: Any) -> dict[str, Any]:
         "num_layers": config.num_hidden_layers,
         "num_heads": heads,
         "num_kv_heads": heads,
-        "head_dim": divide(config.hidden_size, heads),
+        "head_dim": None,
         "learned_positions": True,
         "intermediate_size": config.ffn_dim,
         "max_position": config.max_position_embeddings,

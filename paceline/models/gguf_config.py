@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
 
 from paceline.errors import CheckpointError
-from paceline.models.config import LLAMA_LIKE, ModelConfig, RopeConfig
+from paceline.models.config import LLAMA_LIKE, ModelConfig, RopeConfig, end_ids, is_whole, make_config
 from paceline.models.gguf import GGUFFile
 
 # Families whose attention carries biases on q, k and v.
@@ -15,46 +19,81 @@ BIASED = ("qwen2",)
 def config_from_gguf(file: GGUFFile, label: str) -> ModelConfig:
     architecture = file.metadata.get("general.architecture")
     supported = tuple(name for name in LLAMA_LIKE if name != "mistral")  # Mistral files call themselves llama
-    if architecture not in supported:
+    if not isinstance(architecture, str) or architecture not in supported:
         raise CheckpointError(f"{label} is a {architecture!r} model; supported in GGUF: {', '.join(supported)}")
+    said = _Metadata(file.metadata, architecture, label)
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(f"{label} lacks the matrix token_embd.weight, which this model needs")
+    heads = said.count("attention.head_count")
+    fields = {
+        "architecture": architecture,
+        "vocab_size": embedding.shape[0],
+        "hidden_size": said.count("embedding_length"),
+        "num_layers": said.count("block_count"),
+        "num_heads": heads,
+        "num_kv_heads": said.count("attention.head_count_kv", heads),
+        "head_dim": said.count("attention.key_length") if said.has("attention.key_length") else None,
+        "intermediate_size": said.count("feed_forward_length"),
+        "max_position": said.count("context_length"),
+        "norm_eps": said.number("attention.layer_norm_rms_epsilon"),
+        "activation": "silu",
+        "tie_embeddings": "output.weight" not in file.tensors,
+        "rope": _rope(said),
+        "qkv_bias": architecture in BIASED,
+        "qk_norm": architecture == "qwen3",
+        "eos_ids": _end_ids(file.metadata, label),
+    }
+    return make_config(fields, label)
 
-    def value(key: str, default: Any = None) -> Any:
-        found = file.metadata.get(f"{architecture}.{key}", default)
+
+@dataclass(frozen=True)
+class _Metadata:
+    """What a file says of its architecture, one number at a time."""
+
+    values: dict[str, Any]
+    architecture: str
+    label: str
+
+    def has(self, key: str) -> bool:
+        return f"{self.architecture}.{key}" in self.values
+
+    def get(self, key: str, default: Any) -> Any:
+        found = self.values.get(f"{self.architecture}.{key}", default)
         if found is None:
-            raise CheckpointError(f"{label} lacks the metadata {architecture}.{key}")
+            raise CheckpointError(f"{self.label} lacks the metadata {self.architecture}.{key}")
         return found
 
-    hidden, heads = int(value("embedding_length")), int(value("attention.head_count"))
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise CheckpointError(f"{label} lacks the tensor token_embd.weight, which this model needs")
-    ends = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=embedding.shape[0],
-        hidden_size=hidden,
-        num_layers=int(value("block_count")),
-        num_heads=heads,
-        num_kv_heads=int(value("attention.head_count_kv", heads)),
-        head_dim=int(value("attention.key_length", hidden // heads)),
-        intermediate_size=int(value("feed_forward_length")),
-        max_position=int(value("context_length")),
-        norm_eps=float(value("attention.layer_norm_rms_epsilon")),
-        activation="silu",
-        tie_embeddings="output.weight" not in file.tensors,
-        rope=_rope(file, architecture, label),
-        qkv_bias=architecture in BIASED,
-        qk_norm=architecture == "qwen3",
-        eos_ids=tuple(dict.fromkeys(int(end) for end in ends if end is not None)),
+    def count(self, key: str, default: int | None = None) -> int:
+        found = self.get(key, default)
+        if not is_whole(found):
+            self._refuse(key, found, "one whole number for all layers")
+        return int(found)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        found = self.get(key, default)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
+            self._refuse(key, found, "one number above 0")
+        return float(found)
+
+    def _refuse(self, key: str, found: Any, allowed: str) -> NoReturn:
+        shown = f"an array of {len(found)}" if isinstance(found, list | np.ndarray) else repr(found)
+        raise CheckpointError(f"{self.label} gives {self.architecture}.{key} as {shown}; allowed: {allowed}")
+
+
+def _rope(said: _Metadata) -> RopeConfig:
+    theta = said.number("rope.freq_base", 10000.0)
+    kind = said.get("rope.scaling.type", "none")
+    if isinstance(kind, str) and kind == "none":
+        return RopeConfig(theta=theta)
+    if isinstance(kind, str) and kind == "linear":
+        return RopeConfig(theta=theta, kind="linear", factor=said.number("rope.scaling.factor", 1.0))
+    raise CheckpointError(
+        f"{said.label} uses rope scaling {kind!r}; supported in GGUF: none, linear, or rope_freqs.weight"
     )
 
 
-def _rope(file: GGUFFile, architecture: str, label: str) -> RopeConfig:
-    theta = float(file.metadata.get(f"{architecture}.rope.freq_base", 10000.0))
-    kind = file.metadata.get(f"{architecture}.rope.scaling.type", "none")
-    if kind in ("none", None):
-        return RopeConfig(theta=theta)
-    if kind == "linear":
-        factor = float(file.metadata.get(f"{architecture}.rope.scaling.factor", 1.0))
-        return RopeConfig(theta=theta, kind="linear", factor=factor)
-    raise CheckpointError(f"{label} uses rope scaling {kind!r}; supported in GGUF: none, linear, or rope_freqs.weight")
+def _end_ids(metadata: dict[str, Any], label: str) -> tuple[int, ...]:
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    found = [metadata[key] for key in keys if metadata.get(key) is not None]
+    return tuple(dict.fromkeys(end_ids(found, label)))

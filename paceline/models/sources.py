@@ -137,7 +137,7 @@ class GGUFSource:
     def read(self, name: str) -> Tensor | Packed:
         tensor = self._tensors[name]
         heads = self._heads.get(tensor.name.split(".")[-2], 0) if "." in tensor.name else 0
-        if heads:
+        if heads and tensor.shape[0] % (2 * heads) == 0:  # another count is refused for its shape
             tensor = tensor.rows(half_split_order(tensor.shape[0], heads).numpy())
         if len(tensor.shape) == 2 and tensor.kind not in PLAIN:
             packed: Packed = tensor

@@ -66,6 +66,8 @@ def test_lines_past_the_limit_are_not_read(tmp_path: Path) -> None:
         (b'["x"]\n', "line 1, has no text to ask"),
         (b'{"text": 3}\n', "line 1, has no text to ask"),
         (b"\xff\xfe\n", "cannot be read"),
+        (b"[" * 100_000 + b"\n", "line 1, is not usable JSON: it nests too deep"),
+        (b'{"text": ' * 100_000 + b"\n", "line 1, is not usable JSON: it nests too deep"),
     ],
 )
 def test_a_dataset_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path, content: bytes, said: str) -> None:
@@ -80,7 +82,7 @@ def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="cannot be read: No such file"):
         read_questions(tmp_path / "none.jsonl")
     whole = gzip.compress(b'{"text": "one"}\n' * 50)
-    for broken in (b"not gzip", whole[: len(whole) // 2]):
+    for broken in (b"not gzip", whole[: len(whole) // 2], whole[:10] + b"\xff" * 40):
         (tmp_path / "rows.jsonl.gz").write_bytes(broken)
         with pytest.raises(OptionError, match="cannot be read"):
             read_questions(tmp_path / "rows.jsonl.gz")

@@ -20,9 +20,8 @@ from paceline.kernels.cpu.library import library
 from paceline.models import loader
 from paceline.models.batch import Work, pack
 from paceline.models.gguf import BLOCKS, GGUFTensor
-from tests.models.test_gguf import SCALES
-from tests.models.test_gguf_models import their_name
-from tests.models.test_gguf_models import write as write_gguf
+from tests.models.gguf_files import SCALES, their_name
+from tests.models.gguf_files import write as write_gguf
 
 CPU = torch.device("cpu")
 VOCAB = 97

@@ -17,9 +17,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from paceline import LLM, SamplingParams
+from paceline import LLM, DraftModel, SamplingParams
 from paceline.errors import CheckpointError
-from tests.fakes import tiny_model
+from tests.fakes import tiny_llm, tiny_model
 from tests.sentences import assert_sentence
 
 PROMPT = [5, 9, 22]
@@ -423,6 +423,13 @@ def test_json_that_nests_too_deep_is_refused(folder: Path, name: str) -> None:
         (folder / "model.safetensors").unlink()
     (folder / name).write_text(DEEP)
     refuse(folder, name, "nests too deep")
+
+
+def test_a_draft_model_whose_config_nests_too_deep_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text(DEEP)
+    with pytest.raises(CheckpointError) as caught:
+        tiny_llm(DraftModel(str(folder)))
+    assert_sentence(caught.value, "config.json", "nests too deep")
 
 
 def test_a_tokenizer_that_nests_too_deep_is_refused(folder: Path) -> None:

@@ -14,21 +14,9 @@ import torch
 from paceline.errors import CheckpointError
 from paceline.models import gguf as ours
 from paceline.models.gguf import BLOCKS, GGUFFile, GGUFTensor
+from tests.models.gguf_files import SCALES
 
 KINDS = gguf.GGMLQuantizationType
-# Where the halves that scale a block sit, so that random blocks hold finite numbers.
-SCALES = {
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q8_0": (0,),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-}
 
 
 def random_blocks(kind: str, rows: int, blocks_per_row: int, seed: int = 0) -> np.ndarray:

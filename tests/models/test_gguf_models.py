@@ -9,95 +9,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from paceline.errors import CheckpointError
 from paceline.models import loader
-from paceline.models.sources import half_split_order, hugging_face_name
-from tests.models.test_parity import CPU, run
-
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-SHAPE: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 96,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,
-}
-MODELS = {
-    "llama": (transformers.LlamaConfig, {}),
-    "qwen2": (transformers.Qwen2Config, {}),
-    "qwen3": (transformers.Qwen3Config, {"head_dim": 32}),
-}
-
-
-def their_name(name: str) -> str:
-    stem, kind = name.rsplit(".", 1)
-    if stem.startswith("model.layers."):
-        _, _, number, rest = stem.split(".", 3)
-        return f"blk.{number}.{NAMES[rest]}.{kind}"
-    return f"{NAMES[stem]}.{kind}"
-
-
-def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
-    """The row order llama GGUF files keep q and k in."""
-    order = np.argsort(half_split_order(len(weight), heads).numpy())
-    return weight[order]
-
-
-def write(path: Path, kind: str, quantise: gguf.GGMLQuantizationType | None) -> Any:
-    torch.manual_seed(0)
-    config_class, extra = MODELS[kind]
-    model = transformers.AutoModelForCausalLM.from_config(config_class(**SHAPE, **extra)).eval().float()
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            torch.nn.init.normal_(parameter, 1.0, 0.2)
-    writer = gguf.GGUFWriter(path, kind)
-    writer.add_block_count(2)
-    writer.add_context_length(128)
-    writer.add_embedding_length(64)
-    writer.add_feed_forward_length(96)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    if kind == "qwen3":
-        writer.add_key_length(32)
-    writer.add_eos_token_id(2)
-    for name, tensor in model.state_dict().items():
-        data = tensor.numpy()
-        if quantise is not None and data.ndim == 2 and data.shape[1] % 32 == 0:
-            packed = gguf.quants.quantize(data, quantise)
-            tensor.copy_(torch.from_numpy(gguf.quants.dequantize(packed, quantise)))
-        if kind == "llama" and (".q_proj" in name or ".k_proj" in name):
-            data = interleave(data, 4 if ".q_proj" in name else 2)
-        if quantise is not None and data.ndim == 2 and data.shape[1] % 32 == 0:
-            writer.add_tensor(their_name(name), gguf.quants.quantize(data, quantise), raw_dtype=quantise)
-        else:
-            writer.add_tensor(their_name(name), data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return model
+from paceline.models.sources import hugging_face_name
+from tests.models.gguf_files import MODELS, add, finish, metadata, write
+from tests.models.running import CPU, run
+from tests.sentences import assert_sentence
 
 
 def load(path: Path) -> loader.Loaded:
@@ -130,10 +48,7 @@ def test_an_unsupported_architecture_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "mamba")
     writer.add_tensor("token_embd.weight", np.zeros((2, 2), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(CheckpointError, match=r"mamba.*supported"):
         load(path)
 
@@ -141,3 +56,83 @@ def test_an_unsupported_architecture_is_refused_by_name(tmp_path: Path) -> None:
 def test_names_nobody_knows_stay_as_they_are_and_are_reported() -> None:
     assert hugging_face_name("blk.3.attn_q.weight") == "model.layers.3.self_attn.q_proj.weight"
     assert hugging_face_name("something.else") == "something.else"
+
+
+COUNTS = ("block_count", "embedding_length", "feed_forward_length", "context_length")
+DAMAGED: list[tuple[dict[str, Any], str]] = [
+    ({"attention.head_count": [4, 4]}, "attention.head_count"),
+    ({"attention.head_count_kv": [2, 2]}, "attention.head_count_kv"),
+    ({"attention.head_count": 0}, "num_heads=0"),
+    ({"attention.head_count": 3, "attention.head_count_kv": 3}, "num_heads=3"),
+    ({"attention.head_count": -4}, "num_heads=-4"),
+    ({"attention.head_count": 4.0}, "attention.head_count"),
+    ({"attention.head_count": "four"}, "attention.head_count"),
+    ({"attention.head_count": True}, "attention.head_count"),
+    ({"attention.head_count_kv": 0}, "num_kv_heads=0"),
+    ({"attention.head_count_kv": -2}, "num_kv_heads=-2"),
+    ({"attention.head_count_kv": 3}, "num_kv_heads=3"),
+    ({"attention.head_count_kv": 8}, "num_kv_heads=8"),
+    ({"attention.head_count_kv": 2**63}, "num_kv_heads"),
+    ({"attention.head_count_kv": 1}, "self_attn.k_proj"),
+    ({"attention.head_count": 8}, "self_attn.k_proj"),
+    ({"attention.key_length": 0}, "head_dim=0"),
+    ({"attention.key_length": 15}, "head_dim=15"),
+    ({"attention.key_length": [16, 16]}, "attention.key_length"),
+    ({"attention.layer_norm_rms_epsilon": "small"}, "layer_norm_rms_epsilon"),
+    ({"attention.layer_norm_rms_epsilon": float("nan")}, "layer_norm_rms_epsilon"),
+    ({"rope.freq_base": [1.0]}, "rope.freq_base"),
+    ({"rope.scaling.type": "linear", "rope.scaling.factor": "two"}, "rope.scaling.factor"),
+    ({"tokenizer.ggml.eos_token_id": [2]}, "eos_token_id"),
+    ({"tokenizer.ggml.eos_token_id": "two"}, "eos_token_id"),
+    *(({key: value}, "") for key in COUNTS for value in (0, 2**40, [2, 2])),
+]
+
+
+@pytest.mark.parametrize("changes, named", DAMAGED, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_damaged_metadata_is_refused_in_one_sentence(
+    kind: str, changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, kind, None, **changes)
+    with pytest.raises(CheckpointError) as caught:
+        load(path)
+    assert_sentence(caught.value, "model.gguf", named)
+
+
+@pytest.mark.parametrize("key", [*COUNTS, "attention.head_count", "attention.layer_norm_rms_epsilon"])
+def test_missing_metadata_is_named(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, "llama", None, **{key: None})
+    with pytest.raises(CheckpointError) as caught:
+        load(path)
+    assert_sentence(caught.value, "model.gguf", f"llama.{key}")
+
+
+@pytest.mark.parametrize("shape", [(64,), (2, 3, 64), (97, 32)])
+def test_an_embedding_of_another_shape_is_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in metadata(MODELS["llama"][0](), "llama").items():
+        add(writer, key if key.startswith("tokenizer.") else f"llama.{key}", value)
+    writer.add_tensor("token_embd.weight", np.zeros(shape, dtype=np.float32))
+    finish(writer)
+    with pytest.raises(CheckpointError) as caught:
+        load(path)
+    assert_sentence(caught.value, "model.gguf", "embed" if len(shape) == 2 else "token_embd")
+
+
+def test_flipped_bytes_of_the_metadata_never_escape_as_other_errors(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, "llama", None)
+    whole = path.read_bytes()
+    refused = 0
+    for at in range(4, whole.index(b"token_embd.weight")):
+        for value in {255, whole[at] ^ 128} - {whole[at]}:
+            path.unlink()
+            path.write_bytes(whole[:at] + bytes([value]) + whole[at + 1 :])
+            try:
+                load(path)
+            except CheckpointError:
+                refused += 1
+    assert refused > 100

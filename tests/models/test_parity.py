@@ -10,15 +10,11 @@ import pytest
 import torch
 import transformers
 
-from paceline.cache.kv import KVCache
-from paceline.cache.pages import PagePool
-from paceline.cache.slots import Slots
 from paceline.kernels import KERNELS
 from paceline.models import loader
 from paceline.models.base import FINAL
-from paceline.models.batch import Work, pack
+from tests.models.running import CPU, run
 
-CPU = torch.device("cpu")
 LENGTH = 40
 TOLERANCE = 1e-4
 SHAPE: dict[str, Any] = {
@@ -66,23 +62,6 @@ def make(name: str) -> Any:
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.5, 0.2)
     return model
-
-
-def run(loaded: loader.Loaded, ids: list[int], chunks: list[int], taps: tuple[int, ...] = ()) -> tuple[Any, Any]:
-    """Logits and tapped states of all positions, the sequence's pages out of order."""
-    slots = Slots(2, 64, 8, CPU)
-    cache = KVCache(PagePool(16, 16), CPU)
-    shape = loaded.config
-    cache.layers = cache.add_layers(shape.num_layers, shape.num_kv_heads, shape.head_dim, torch.float32)
-    slots.begin(1, ids, len(ids))
-    slots.pages.write(1, 0, [5, 2, 9])
-    logits, tapped, start = [], [], 0
-    for count in chunks:
-        hidden = loaded.model.forward(pack([Work(1, start, count)], slots, 16), cache.layers, taps)
-        logits.append(loaded.model.logits(hidden.final))
-        tapped.append(hidden.tapped)
-        start += count
-    return torch.cat(logits), torch.cat(tapped) if taps else None
 
 
 @pytest.mark.parametrize("kernels", [name for name in KERNELS if name != "auto"])
