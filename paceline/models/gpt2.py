@@ -8,7 +8,7 @@ from paceline.kernels import Ops
 from paceline.kernels.ops import Forward, Heads
 from paceline.models.base import Model
 from paceline.models.config import ModelConfig
-from paceline.models.layers.linear import ColumnParallel, RowParallel
+from paceline.models.layers.linear import Linear
 from paceline.models.weights import Weights
 
 
@@ -16,13 +16,13 @@ class Layer:
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         hidden, wide = config.hidden_size, config.intermediate_size
 
-        def linear(name: str, out: int, width: int, kind: type[ColumnParallel]) -> ColumnParallel:
-            return kind(weights.transposed(f"{name}.weight", (out, width)), weights.whole(f"{name}.bias", (out,)))
+        def linear(name: str, out: int, width: int) -> Linear:
+            return Linear(weights.transposed(f"{name}.weight", (out, width)), weights.whole(f"{name}.bias", (out,)))
 
-        self.qkv = linear("attn.c_attn", 3 * hidden, hidden, ColumnParallel)
-        self.out = linear("attn.c_proj", hidden, hidden, RowParallel)
-        self.up = linear("mlp.c_fc", wide, hidden, ColumnParallel)
-        self.down = linear("mlp.c_proj", hidden, wide, RowParallel)
+        self.qkv = linear("attn.c_attn", 3 * hidden, hidden)
+        self.out = linear("attn.c_proj", hidden, hidden)
+        self.up = linear("mlp.c_fc", wide, hidden)
+        self.down = linear("mlp.c_proj", hidden, wide)
         self.attention_norm = (weights.whole("ln_1.weight", (hidden,)), weights.whole("ln_1.bias", (hidden,)))
         self.feed_forward_norm = (weights.whole("ln_2.weight", (hidden,)), weights.whole("ln_2.bias", (hidden,)))
 

@@ -8,7 +8,7 @@ from paceline.kernels import Ops
 from paceline.kernels.ops import Forward, Heads
 from paceline.models.base import Model
 from paceline.models.config import ModelConfig
-from paceline.models.layers.linear import ColumnParallel, RowParallel
+from paceline.models.layers.linear import Linear
 from paceline.models.layers.rope import tables
 from paceline.models.weights import Weights
 
@@ -26,22 +26,22 @@ class Layer:
         hidden, head = config.hidden_size, config.head_dim
         names = ["q_proj", "k_proj", "v_proj"]
         sizes = [config.num_heads * head, config.num_kv_heads * head, config.num_kv_heads * head]
-        bias = weights.rows([f"{name}.bias" for name in names], [(n,) for n in sizes]) if config.qkv_bias else None
+        bias = weights.vectors([f"{name}.bias" for name in names], [(n,) for n in sizes]) if config.qkv_bias else None
         matrix = weights.matrix([f"{name}.weight" for name in names], [(n, hidden) for n in sizes])
-        self.qkv = ColumnParallel(matrix, bias)
+        self.qkv = Linear(matrix, bias)
         out_bias = weights.whole("o_proj.bias", (hidden,)) if config.out_bias else None
-        self.out = RowParallel(weights.columns("o_proj.weight", (hidden, sizes[0])), out_bias)
+        self.out = Linear(weights.matrix(["o_proj.weight"], [(hidden, sizes[0])]), out_bias)
         self.q_norm = weights.whole("q_norm.weight", (head,)) if config.qk_norm else None
         self.k_norm = weights.whole("k_norm.weight", (head,)) if config.qk_norm else None
 
     def _load_feed_forward(self, config: ModelConfig, weights: Weights) -> None:
         hidden, wide = config.hidden_size, config.intermediate_size
         names = ["gate_proj", "up_proj"]
-        bias = weights.rows([f"{name}.bias" for name in names], [(wide,)] * 2) if config.mlp_bias else None
+        bias = weights.vectors([f"{name}.bias" for name in names], [(wide,)] * 2) if config.mlp_bias else None
         matrix = weights.matrix([f"{name}.weight" for name in names], [(wide, hidden)] * 2)
-        self.gate_up = ColumnParallel(matrix, bias)
+        self.gate_up = Linear(matrix, bias)
         down_bias = weights.whole("down_proj.bias", (hidden,)) if config.mlp_bias else None
-        self.down = RowParallel(weights.columns("down_proj.weight", (hidden, wide)), down_bias)
+        self.down = Linear(weights.matrix(["down_proj.weight"], [(hidden, wide)]), down_bias)
 
 
 class Llama(Model):

@@ -8,7 +8,7 @@ from paceline.kernels import Ops
 from paceline.kernels.ops import Forward, Heads
 from paceline.models.base import Model
 from paceline.models.config import ModelConfig
-from paceline.models.layers.linear import ColumnParallel, RowParallel
+from paceline.models.layers.linear import Linear
 from paceline.models.weights import Weights
 
 POSITION_OFFSET = 2
@@ -21,13 +21,11 @@ class Layer:
         attention = weights.under("self_attn.")
         names = ["q_proj", "k_proj", "v_proj"]
         matrix = attention.matrix([f"{name}.weight" for name in names], [(hidden, hidden)] * 3)
-        self.qkv = ColumnParallel(matrix, attention.rows([f"{name}.bias" for name in names], [(hidden,)] * 3))
-        out = attention.columns("out_proj.weight", (hidden, hidden))
-        self.out = RowParallel(out, attention.whole("out_proj.bias", (hidden,)))
-        self.up = ColumnParallel(
-            weights.matrix(["fc1.weight"], [(wide, hidden)]), weights.rows(["fc1.bias"], [(wide,)])
-        )
-        self.down = RowParallel(weights.columns("fc2.weight", (hidden, wide)), weights.whole("fc2.bias", (hidden,)))
+        self.qkv = Linear(matrix, attention.vectors([f"{name}.bias" for name in names], [(hidden,)] * 3))
+        out = attention.matrix(["out_proj.weight"], [(hidden, hidden)])
+        self.out = Linear(out, attention.whole("out_proj.bias", (hidden,)))
+        self.up = Linear(weights.matrix(["fc1.weight"], [(wide, hidden)]), weights.whole("fc1.bias", (wide,)))
+        self.down = Linear(weights.matrix(["fc2.weight"], [(hidden, wide)]), weights.whole("fc2.bias", (hidden,)))
         self.norms = [
             (weights.whole(f"{name}.weight", (hidden,)), weights.whole(f"{name}.bias", (hidden,)))
             for name in ("self_attn_layer_norm", "final_layer_norm")
@@ -58,8 +56,8 @@ class OPT(Model):
             )
         self.project_in = self.project_out = None
         if narrow != hidden:
-            self.project_in = ColumnParallel(body.matrix(["project_in.weight"], [(hidden, narrow)]))
-            self.project_out = ColumnParallel(body.matrix(["project_out.weight"], [(narrow, hidden)]))
+            self.project_in = Linear(body.matrix(["project_in.weight"], [(hidden, narrow)]))
+            self.project_out = Linear(body.matrix(["project_out.weight"], [(narrow, hidden)]))
 
     def describe(self, f: Forward) -> Any:
         x = f.embed(self.embedding)

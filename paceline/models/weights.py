@@ -1,8 +1,8 @@
 """Reading named tensors: every one a model needs is found and has the right shape, every one left over is reported.
 
-A `Source` answers names in Hugging Face spelling, whatever the file; `Weights` is a view of it under a prefix that cuts
-for this rank while reading. Matrices go to the kernels, which keep them as they like: a file's quantised blocks are
-handed over untouched. Everything else becomes a tensor of the model's dtype.
+A `Source` answers names in Hugging Face spelling, whatever the file; `Weights` is a view of it under a prefix. Matrices
+go to the kernels, which keep them as they like: a file's quantised blocks are handed over untouched. Everything else
+becomes a tensor of the model's dtype.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import Tensor
 from paceline.errors import CheckpointError
 from paceline.kernels import Ops
 from paceline.kernels.ops import Packed, Weight
-from paceline.models.layers.linear import Shard
 from paceline.models.quantised import refuse_dtype
 
 log = logging.getLogger("paceline")
@@ -40,16 +39,13 @@ class Source(Protocol):
 
 
 class Weights:
-    def __init__(
-        self, source: Source, ops: Ops, dtype: torch.dtype, device: torch.device, shard: Shard | None = None
-    ) -> None:
+    def __init__(self, source: Source, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
         self.source, self.ops, self.dtype, self.device = source, ops, dtype, device
-        self.shard = shard or Shard()
         self.prefix = ""
         self.used: set[str] = set()
 
     def under(self, prefix: str) -> Weights:
-        view = Weights(self.source, self.ops, self.dtype, self.device, self.shard)
+        view = Weights(self.source, self.ops, self.dtype, self.device)
         view.prefix, view.used = self.prefix + prefix, self.used
         return view
 
@@ -62,21 +58,13 @@ class Weights:
     def whole(self, name: str, shape: Shape) -> Tensor:
         return self._dense(name, shape).to(self.device, self.dtype).contiguous()
 
-    def rows(self, names: list[str], shapes: list[Shape]) -> Tensor:
-        """This rank's part of each vector, joined."""
-        parts = [self._dense(n, s)[self.shard.part(s[0])].to(self.device, self.dtype) for n, s in zip(names, shapes)]
-        return torch.cat(parts).contiguous()
+    def vectors(self, names: list[str], shapes: list[Shape]) -> Tensor:
+        """Several vectors, joined."""
+        return torch.cat([self.whole(name, shape) for name, shape in zip(names, shapes, strict=True)])
 
     def matrix(self, names: list[str], shapes: list[Shape]) -> Weight:
-        """This rank's rows of each matrix, stacked into one weight."""
-        if self.shard.size == 1:
-            return self._pack([self._read(name, shape) for name, shape in zip(names, shapes, strict=True)])
-        return self._pack([self._dense(n, s)[self.shard.part(s[0])] for n, s in zip(names, shapes, strict=True)])
-
-    def columns(self, name: str, shape: Shape) -> Weight:
-        if self.shard.size == 1:
-            return self._pack([self._read(name, shape)])
-        return self._pack([self._dense(name, shape)[:, self.shard.part(shape[1])]])
+        """Several matrices, stacked into one weight."""
+        return self._pack([self._read(name, shape) for name, shape in zip(names, shapes, strict=True)])
 
     def transposed(self, name: str, shape: Shape) -> Weight:
         """A matrix stored [in, out]; `shape` is [out, in]."""
