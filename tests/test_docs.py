@@ -27,7 +27,7 @@ from paceline.errors import PacelineError
 from paceline.kernels import KERNELS
 from paceline.kernels.cpu import native
 from paceline.llm import EngineOptions
-from paceline.models import catalog, config, gguf, loader
+from paceline.models import catalog, families, gguf, loader
 from paceline.outputs import Chunk, CompletionOutput, RequestOutput
 from paceline.sampling.verify import ACCEPTANCE
 from paceline.templates import PromptTemplate
@@ -215,7 +215,7 @@ def test_acceptance_rules_and_kernels_are_all_told() -> None:
 def test_models_types_and_aliases_are_all_told() -> None:
     text = read("docs/models.md")
     kinds = re.findall(r"`(\w+)`", section(text, "Architectures"))
-    assert {*config.ARCHITECTURES} <= set(kinds)
+    assert {*families.FAMILIES} <= set(kinds)
     assert set(re.findall(r"`([A-Z0-9_]+)`", section(text, "GGUF files"))) == set(gguf._DECODERS)
     assert first_column(section(text, "Names you can use at once")) == list(catalog.ALIASES)
     for alias in catalog.ALIASES.values():

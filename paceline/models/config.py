@@ -1,17 +1,11 @@
-"""What a model is made of, in one spelling. Every Hugging Face and GGUF name for it is translated here."""
+"""What a model is made of, in one spelling; checks and translations that families share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from paceline.errors import CheckpointError, first_line
-from paceline.models.json_file import read_object
-from paceline.models.quantised import refuse_config
-
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
-ARCHITECTURES = (*LLAMA_LIKE, "gpt2", "opt")
+from paceline.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -56,57 +50,6 @@ class ModelConfig:
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
-
-
-def read_config(folder: Path) -> ModelConfig:
-    """From a Hugging Face folder's config.json (and generation_config.json, for the end tokens)."""
-    path = folder / "config.json"
-    try:
-        raw = read_object(path)
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no config.json, so it is not a Hugging Face model folder") from None
-    kind = raw.get("model_type")
-    if kind not in ARCHITECTURES:
-        raise CheckpointError(f"{path} says model_type {kind!r}; supported: {', '.join(ARCHITECTURES)}")
-    refuse_config(raw.get("quantization_config"), str(folder))
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except ZeroDivisionError:
-        raise CheckpointError(f"{path} gives 0 where a count of at least 1 is needed") from None
-    except Exception as error:
-        raise CheckpointError(f"{path} is not a usable {kind} config: {first_line(error)}") from None
-    return from_transformers(config, _generation_eos(folder), str(path))
-
-
-def _generation_eos(folder: Path) -> Any:
-    try:
-        return read_object(folder / "generation_config.json").get("eos_token_id")
-    except FileNotFoundError:
-        return None
-
-
-def from_transformers(config: Any, eos: Any = None, label: str = "the config") -> ModelConfig:
-    """From a loaded transformers config object."""
-    kind = config.model_type
-    if kind not in ARCHITECTURES:
-        raise CheckpointError(f"model type {kind!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
-    refuse_config(getattr(config, "quantization_config", None), f"the {kind} model")
-    try:
-        build = {"gpt2": _gpt2, "opt": _opt}.get(kind, _llama)
-        fields = build(config)
-    except AttributeError as error:
-        raise CheckpointError(f"the {kind} config lacks a value: {error}") from None
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"the {kind} config has a value that cannot be used: {error}") from None
-    dtype = config.dtype if hasattr(config, "dtype") else getattr(config, "torch_dtype", None)
-    common = {
-        "architecture": kind,
-        "eos_ids": end_ids(eos, label) or end_ids(getattr(config, "eos_token_id", None), label),
-        "torch_dtype": None if dtype is None else str(dtype).removeprefix("torch."),
-    }
-    return make_config({**common, **fields}, label)
 
 
 COUNTS = (
@@ -155,44 +98,8 @@ def end_ids(value: Any, label: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _llama(config: Any) -> dict[str, Any]:
-    heads = config.num_attention_heads
-    kind = config.model_type
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_layers": config.num_hidden_layers,
-        "num_heads": heads,
-        "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(config, "head_dim", None),
-        "intermediate_size": config.intermediate_size,
-        "max_position": config.max_position_embeddings,
-        "norm_eps": config.rms_norm_eps,
-        "activation": _activation(config.hidden_act),
-        "tie_embeddings": bool(config.tie_word_embeddings),
-        "rope": _rope(config),
-        "qkv_bias": kind == "qwen2" or bool(getattr(config, "attention_bias", False)),
-        "out_bias": kind in ("llama", "qwen3") and bool(getattr(config, "attention_bias", False)),
-        "mlp_bias": bool(getattr(config, "mlp_bias", False)),
-        "qk_norm": kind == "qwen3",
-        "windows": _windows(config),
-    }
-
-
-def _windows(config: Any) -> tuple[int | None, ...]:
-    """Mistral gives every layer a window; Qwen only those above a line, and only when it says so."""
-    width = getattr(config, "sliding_window", None)
-    if not width or (config.model_type.startswith("qwen") and not getattr(config, "use_sliding_window", False)):
-        return ()
-    layers = config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None and config.model_type.startswith("qwen"):
-        return tuple(width if kind == "sliding_attention" else None for kind in kinds)
-    return (int(width),) * int(layers)
-
-
-def _rope(config: Any) -> RopeConfig:
-    """transformers 5 keeps theta and scaling in rope_parameters; older configs apart."""
+def read_rope(config: Any) -> RopeConfig:
+    """Of a transformers config: version 5 keeps theta and scaling in rope_parameters; older configs apart."""
     values = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
     theta = values.get("rope_theta") or getattr(config, "rope_theta", None) or 10000.0
     kind = values.get("rope_type") or values.get("type") or "default"
@@ -212,48 +119,8 @@ def _rope(config: Any) -> RopeConfig:
     )
 
 
-def _gpt2(config: Any) -> dict[str, Any]:
-    if getattr(config, "scale_attn_by_inverse_layer_idx", False) or not getattr(config, "scale_attn_weights", True):
-        raise CheckpointError("this gpt2 variant scales attention by layer, which is not supported")
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.n_embd,
-        "num_layers": config.n_layer,
-        "num_heads": config.n_head,
-        "num_kv_heads": config.n_head,
-        "head_dim": None,
-        "learned_positions": True,
-        "intermediate_size": config.n_inner or 4 * config.n_embd,
-        "max_position": config.n_positions,
-        "norm_eps": config.layer_norm_epsilon,
-        "activation": _activation(config.activation_function),
-        "tie_embeddings": bool(config.tie_word_embeddings),
-    }
-
-
-def _opt(config: Any) -> dict[str, Any]:
-    heads = config.num_attention_heads
-    if not config.enable_bias or not config.layer_norm_elementwise_affine:
-        raise CheckpointError("this opt variant has no biases or no norm weights, which is not supported")
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_layers": config.num_hidden_layers,
-        "num_heads": heads,
-        "num_kv_heads": heads,
-        "head_dim": None,
-        "learned_positions": True,
-        "intermediate_size": config.ffn_dim,
-        "max_position": config.max_position_embeddings,
-        "norm_eps": 1e-5,
-        "activation": _activation(config.activation_function),
-        "tie_embeddings": bool(config.tie_word_embeddings),
-        "embed_size": config.word_embed_proj_dim,
-        "norm_first": bool(config.do_layer_norm_before),
-    }
-
-
-def _activation(name: str) -> str:
+def read_activation(name: str) -> str:
+    """Ours for a name of transformers."""
     known = {"silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_new"}
     known["gelu_pytorch_tanh"] = "gelu_new"
     if name not in known:

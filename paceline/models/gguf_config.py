@@ -9,25 +9,24 @@ from typing import Any, NoReturn
 import numpy as np
 
 from paceline.errors import CheckpointError
-from paceline.models.config import LLAMA_LIKE, ModelConfig, RopeConfig, end_ids, is_whole, make_config
+from paceline.models.config import ModelConfig, RopeConfig, end_ids, is_whole, make_config
+from paceline.models.families import FAMILIES
 from paceline.models.gguf import GGUFFile
 
-# Families whose attention carries biases on q, k and v.
-BIASED = ("qwen2",)
 
-
-def config_from_gguf(file: GGUFFile, label: str) -> ModelConfig:
-    architecture = file.metadata.get("general.architecture")
-    supported = tuple(name for name in LLAMA_LIKE if name != "mistral")  # Mistral files call themselves llama
-    if not isinstance(architecture, str) or architecture not in supported:
-        raise CheckpointError(f"{label} is a {architecture!r} model; supported in GGUF: {', '.join(supported)}")
+def config_from_gguf(file: GGUFFile) -> ModelConfig:
+    label, architecture = file.path, file.metadata.get("general.architecture")
+    spelt = {family.gguf.architecture: (family, family.gguf) for family in FAMILIES.values() if family.gguf}
+    if not isinstance(architecture, str) or architecture not in spelt:
+        raise CheckpointError(f"{label} is a {architecture!r} model; supported in GGUF: {', '.join(spelt)}")
+    family, names = spelt[architecture]
     said = _Metadata(file.metadata, architecture, label)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{label} lacks the matrix token_embd.weight, which this model needs")
     heads = said.count("attention.head_count")
     fields = {
-        "architecture": architecture,
+        "architecture": family.model_type,
         "vocab_size": embedding.shape[0],
         "hidden_size": said.count("embedding_length"),
         "num_layers": said.count("block_count"),
@@ -37,14 +36,12 @@ def config_from_gguf(file: GGUFFile, label: str) -> ModelConfig:
         "intermediate_size": said.count("feed_forward_length"),
         "max_position": said.count("context_length"),
         "norm_eps": said.number("attention.layer_norm_rms_epsilon"),
-        "activation": "silu",
+        "activation": names.activation,
         "tie_embeddings": "output.weight" not in file.tensors,
         "rope": _rope(said),
-        "qkv_bias": architecture in BIASED,
-        "qk_norm": architecture == "qwen3",
         "eos_ids": _end_ids(file.metadata, label),
     }
-    return make_config(fields, label)
+    return make_config({**fields, **family.traits}, label)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.errors import CheckpointError
 from paceline.kernels import Ops
 from paceline.kernels.ops import Forward, Heads
 from paceline.models.base import Model
-from paceline.models.config import ModelConfig
+from paceline.models.config import ModelConfig, read_activation
 from paceline.models.layers.linear import Linear
 from paceline.models.weights import Weights
 
@@ -50,3 +51,22 @@ class GPT2(Model):
             x = f.add(x, layer.down(f, f.activation(wide, self.config.activation)))
             f.tap(number + 1, x)
         return f.layer_norm(x, *self.norm, eps)
+
+
+def read(config: Any) -> dict[str, Any]:
+    """The fields of a ModelConfig in a transformers config."""
+    if getattr(config, "scale_attn_by_inverse_layer_idx", False) or not getattr(config, "scale_attn_weights", True):
+        raise CheckpointError("this gpt2 variant scales attention by layer, which is not supported")
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.n_embd,
+        "num_layers": config.n_layer,
+        "num_heads": config.n_head,
+        "num_kv_heads": config.n_head,
+        "head_dim": None,
+        "intermediate_size": config.n_inner or 4 * config.n_embd,
+        "max_position": config.n_positions,
+        "norm_eps": config.layer_norm_epsilon,
+        "activation": read_activation(config.activation_function),
+        "tie_embeddings": bool(config.tie_word_embeddings),
+    }

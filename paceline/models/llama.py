@@ -7,7 +7,7 @@ from typing import Any
 from paceline.kernels import Ops
 from paceline.kernels.ops import Forward, Heads
 from paceline.models.base import Model
-from paceline.models.config import ModelConfig
+from paceline.models.config import ModelConfig, read_activation, read_rope
 from paceline.models.layers.linear import Linear
 from paceline.models.layers.rope import tables
 from paceline.models.weights import Weights
@@ -73,3 +73,61 @@ class Llama(Model):
             x = f.add(x, layer.down(f, f.gated(wide, self.config.activation)))
             f.tap(number + 1, x)
         return f.rms_norm(x, self.norm, eps)
+
+
+def read(config: Any) -> dict[str, Any]:
+    """The fields of a ModelConfig in a transformers config."""
+    shared = getattr(config, "num_key_value_heads", None)
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_attention_heads if shared is None else shared,
+        "head_dim": getattr(config, "head_dim", None),
+        "intermediate_size": config.intermediate_size,
+        "max_position": config.max_position_embeddings,
+        "norm_eps": config.rms_norm_eps,
+        "activation": read_activation(config.hidden_act),
+        "tie_embeddings": bool(config.tie_word_embeddings),
+        "rope": read_rope(config),
+        "qkv_bias": bool(getattr(config, "attention_bias", False)),
+        "out_bias": bool(getattr(config, "attention_bias", False)),
+        "mlp_bias": bool(getattr(config, "mlp_bias", False)),
+    }
+
+
+def read_mistral(config: Any) -> dict[str, Any]:
+    """Every layer has the window, if there is one."""
+    width = getattr(config, "sliding_window", None)
+    return {**read(config), "windows": (int(width),) * config.num_hidden_layers if width else ()}
+
+
+def read_qwen(config: Any) -> dict[str, Any]:
+    """Some layers have the window, and only where the config says that it is used."""
+    width = config.sliding_window if config.use_sliding_window else None
+    kinds = config.layer_types if width else ()
+    return {**read(config), "windows": tuple(width if kind == "sliding_attention" else None for kind in kinds)}
+
+
+# How GGUF files name the tensors of the whole model, and those of a layer.
+GGUF = (
+    {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+        "output.weight": "lm_head.weight",
+    },
+    {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    },
+)

@@ -18,10 +18,12 @@ from paceline.errors import CheckpointError, OptionError, first_line
 from paceline.kernels import select
 from paceline.models import catalog
 from paceline.models.base import Model
-from paceline.models.config import ModelConfig, from_transformers, read_config
+from paceline.models.config import ModelConfig
+from paceline.models.families import FAMILIES
 from paceline.models.gguf import GGUFFile
 from paceline.models.gguf_config import config_from_gguf
 from paceline.models.sources import FolderSource, GGUFSource, ModelSource
+from paceline.models.transformers_config import from_transformers, read_config
 from paceline.models.weights import Source, Weights
 
 log = logging.getLogger("paceline")
@@ -97,14 +99,13 @@ def find(model: Any, tokenizer: Any = None) -> Found:
     path = locate(str(model))
     if path.suffix == ".gguf":
         file = GGUFFile(path)
-        config = config_from_gguf(file, str(path))
+        config = config_from_gguf(file)
         if tokenizer is None:
             from paceline.models.gguf_tokenizer import tokenizer_from_gguf
 
             tokenizer = tokenizer_from_gguf(file)
             file.forget("tokenizer.")
-        source = GGUFSource(file, str(path), config.num_heads, config.num_kv_heads)
-        return Found(config, source, _read_tokenizer(tokenizer))
+        return Found(config, GGUFSource(file, config), _read_tokenizer(tokenizer))
     return Found(read_config(path), FolderSource(path), _read_tokenizer(path if tokenizer is None else tokenizer))
 
 
@@ -165,15 +166,10 @@ def build(
     quantization: str | None = None,
 ) -> Loaded:
     """Read the weights and make the model."""
-    from paceline.models.gpt2 import GPT2
-    from paceline.models.llama import Llama
-    from paceline.models.opt import OPT
-
     config = found.config
     ops = select(kernels, device, dtype, quantization)
     weights = Weights(found.source, ops, dtype, device)
-    kind: Any = {"gpt2": GPT2, "opt": OPT}.get(config.architecture, Llama)
-    model = kind(config, ops, weights, max_position)
+    model = FAMILIES[config.architecture].build(config, ops, weights, max_position)
     unused = weights.unused()
     if unused:
         shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.errors import CheckpointError
 from paceline.kernels import Ops
 from paceline.kernels.ops import Forward, Heads
 from paceline.models.base import Model
-from paceline.models.config import ModelConfig
+from paceline.models.config import ModelConfig, read_activation
 from paceline.models.layers.linear import Linear
 from paceline.models.weights import Weights
 
@@ -75,3 +76,25 @@ class OPT(Model):
         if self.norm is not None:
             x = f.layer_norm(x, *self.norm, self.config.norm_eps)
         return x if self.project_out is None else self.project_out(f, x)
+
+
+def read(config: Any) -> dict[str, Any]:
+    """The fields of a ModelConfig in a transformers config."""
+    heads = config.num_attention_heads
+    if not config.enable_bias or not config.layer_norm_elementwise_affine:
+        raise CheckpointError("this opt variant has no biases or no norm weights, which is not supported")
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": heads,
+        "num_kv_heads": heads,
+        "head_dim": None,
+        "intermediate_size": config.ffn_dim,
+        "max_position": config.max_position_embeddings,
+        "norm_eps": 1e-5,
+        "activation": read_activation(config.activation_function),
+        "tie_embeddings": bool(config.tie_word_embeddings),
+        "embed_size": config.word_embed_proj_dim,
+        "norm_first": bool(config.do_layer_norm_before),
+    }

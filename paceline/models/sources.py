@@ -13,6 +13,8 @@ from torch import Tensor
 
 from paceline.errors import CheckpointError, first_line
 from paceline.kernels.ops import Packed
+from paceline.models.config import ModelConfig
+from paceline.models.families import FAMILIES
 from paceline.models.gguf import GGUFFile
 from paceline.models.json_file import read_object
 from paceline.models.quantised import refuse_names
@@ -121,11 +123,12 @@ class ModelSource:
 class GGUFSource:
     """A GGUF file, its tensors renamed and its q and k rows put back into half-split order."""
 
-    def __init__(self, file: GGUFFile, label: str, num_heads: int, num_kv_heads: int) -> None:
-        self.label = label
-        interleaved = file.metadata.get("general.architecture") == "llama"
-        self._heads = {"attn_q": num_heads, "attn_k": num_kv_heads} if interleaved else {}
-        self._tensors = {hugging_face_name(name): tensor for name, tensor in file.tensors.items()}
+    def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
+        self.label = file.path
+        names = FAMILIES[config.architecture].gguf
+        assert names is not None, "the config was read from a GGUF file"
+        self._heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads} if names.interleaved else {}
+        self._tensors = {names.hugging_face(name): tensor for name, tensor in file.tensors.items()}
         self._file = file
 
     def names(self) -> Collection[str]:
@@ -148,31 +151,3 @@ class GGUFSource:
 def half_split_order(rows: int, heads: int) -> Tensor:
     """Where each row of a half-split q or k stands in the interleaved order of llama GGUF files."""
     return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
-
-
-_BLOCK_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GLOBAL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-
-
-def hugging_face_name(name: str) -> str:
-    """A GGUF tensor name in Hugging Face spelling; unknown names stay as they are and will be reported as unused."""
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if match and match[2] in _BLOCK_NAMES:
-        return f"model.layers.{match[1]}.{_BLOCK_NAMES[match[2]]}.{match[3]}"
-    return _GLOBAL_NAMES.get(name, name)

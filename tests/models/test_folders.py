@@ -194,8 +194,9 @@ def test_a_config_that_is_not_text_is_refused(folder: Path) -> None:
 
 
 def test_an_unsupported_model_is_refused_naming_those_supported(folder: Path) -> None:
-    configure(folder, model_type="mamba")
-    refuse(folder, "'mamba'", "llama", "qwen2", "gpt2", "opt")
+    for other in ("mamba", None, [], {}, 5):
+        configure(folder, model_type=other)
+        refuse(folder, repr(other), "llama", "qwen2", "gpt2", "opt")
     with pytest.raises(CheckpointError) as caught:
         LLM(
             transformers.GPTNeoXForCausalLM(

@@ -12,7 +12,7 @@ import torch
 
 from paceline.errors import CheckpointError
 from paceline.models import loader
-from paceline.models.sources import hugging_face_name
+from paceline.models.families import FAMILIES
 from tests.models.gguf_files import MODELS, add, finish, metadata, write
 from tests.models.running import CPU, run
 from tests.sentences import assert_sentence
@@ -54,8 +54,10 @@ def test_an_unsupported_architecture_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_names_nobody_knows_stay_as_they_are_and_are_reported() -> None:
-    assert hugging_face_name("blk.3.attn_q.weight") == "model.layers.3.self_attn.q_proj.weight"
-    assert hugging_face_name("something.else") == "something.else"
+    names = FAMILIES["llama"].gguf
+    assert names is not None
+    assert names.hugging_face("blk.3.attn_q.weight") == "model.layers.3.self_attn.q_proj.weight"
+    assert names.hugging_face("something.else") == "something.else"
 
 
 COUNTS = ("block_count", "embedding_length", "feed_forward_length", "context_length")

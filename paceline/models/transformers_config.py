@@ -1,0 +1,63 @@
+"""A Hugging Face folder's config, or a loaded transformers config object, as a ModelConfig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import CheckpointError, first_line
+from paceline.models.config import ModelConfig, end_ids, make_config
+from paceline.models.families import FAMILIES
+from paceline.models.json_file import read_object
+from paceline.models.quantised import refuse_config
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """From a Hugging Face folder's config.json (and generation_config.json, for the end tokens)."""
+    path = folder / "config.json"
+    try:
+        raw = read_object(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} has no config.json, so it is not a Hugging Face model folder") from None
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise CheckpointError(f"{path} says model_type {kind!r}; supported: {', '.join(FAMILIES)}")
+    refuse_config(raw.get("quantization_config"), str(folder))
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except ZeroDivisionError:
+        raise CheckpointError(f"{path} gives 0 where a count of at least 1 is needed") from None
+    except Exception as error:
+        raise CheckpointError(f"{path} is not a usable {kind} config: {first_line(error)}") from None
+    return from_transformers(config, _generation_eos(folder), str(path))
+
+
+def _generation_eos(folder: Path) -> Any:
+    try:
+        return read_object(folder / "generation_config.json").get("eos_token_id")
+    except FileNotFoundError:
+        return None
+
+
+def from_transformers(config: Any, eos: Any = None, label: str = "the config") -> ModelConfig:
+    """From a loaded transformers config object."""
+    kind = config.model_type
+    if kind not in FAMILIES:
+        raise CheckpointError(f"model type {kind!r} is not supported; supported: {', '.join(FAMILIES)}")
+    family = FAMILIES[kind]
+    refuse_config(getattr(config, "quantization_config", None), f"the {kind} model")
+    try:
+        fields = family.read(config)
+    except AttributeError as error:
+        raise CheckpointError(f"the {kind} config lacks a value: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"the {kind} config has a value that cannot be used: {error}") from None
+    dtype = config.dtype if hasattr(config, "dtype") else getattr(config, "torch_dtype", None)
+    common = {
+        "architecture": kind,
+        "eos_ids": end_ids(eos, label) or end_ids(getattr(config, "eos_token_id", None), label),
+        "torch_dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+    }
+    return make_config({**common, **fields, **family.traits}, label)
