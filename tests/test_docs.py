@@ -25,9 +25,10 @@ from paceline.engine.sequence import Logprob, Provenance
 from paceline.engine.stats import SequenceStats
 from paceline.errors import PacelineError
 from paceline.kernels import KERNELS
+from paceline.kernels.blocks import DECODERS
 from paceline.kernels.cpu import native
 from paceline.llm import EngineOptions
-from paceline.models import catalog, families, gguf, loader
+from paceline.models import catalog, families, loader
 from paceline.outputs import Chunk, CompletionOutput, RequestOutput
 from paceline.sampling.verify import ACCEPTANCE
 from paceline.templates import PromptTemplate
@@ -216,7 +217,7 @@ def test_models_types_and_aliases_are_all_told() -> None:
     text = read("docs/models.md")
     kinds = re.findall(r"`(\w+)`", section(text, "Architectures"))
     assert {*families.FAMILIES} <= set(kinds)
-    assert set(re.findall(r"`([A-Z0-9_]+)`", section(text, "GGUF files"))) == set(gguf._DECODERS)
+    assert set(re.findall(r"`([A-Z0-9_]+)`", section(text, "GGUF files"))) == set(DECODERS)
     assert first_column(section(text, "Names you can use at once")) == list(catalog.ALIASES)
     for alias in catalog.ALIASES.values():
         assert f"| {catalog.human_size(alias.size_bytes)} | {alias.licence} |" in text

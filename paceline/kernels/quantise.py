@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import OptionError
+from paceline.kernels.blocks import Blocks
 
 GROUP = 32
 METHODS = {"int8": "Q8_0", "weight_only_int8": "Q8_0", "int4": "Q4_1"}
@@ -22,25 +22,6 @@ def check_quantization(name: str | None) -> str | None:
     if name not in METHODS:
         raise OptionError(f"quantization={name!r} is not known; allowed: {', '.join(METHODS)}")
     return METHODS[name]
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """A matrix in blocks, as a file would keep it."""
-
-    kind: str
-    shape: tuple[int, ...]
-    raw: Any  # [rows, bytes per row]
-
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        blocks = self.raw.reshape(-1, 34 if self.kind == "Q8_0" else 20)
-        scale = blocks[:, :2].copy().view(np.float16).astype(np.float32)
-        if self.kind == "Q8_0":
-            values = scale * blocks[:, 2:].view(np.int8).astype(np.float32)
-        else:
-            nibbles = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1)
-            values = scale * nibbles.astype(np.float32) + blocks[:, 2:4].copy().view(np.float16).astype(np.float32)
-        return torch.from_numpy(values.reshape(self.shape)).to(dtype)
 
 
 def quantise(matrix: Tensor, kind: str) -> Blocks | Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline import LLM, NGram, SamplingParams
-from paceline.models.gguf import BLOCKS
+from paceline.kernels.blocks import BLOCKS
 from tests.kernels.tiny import VOCAB, tokens, write_mixed
 
 BAD_TOKEN = 50

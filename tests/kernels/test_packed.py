@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.kernels.blocks import BLOCKS, Blocks
 from paceline.kernels.cpu.library import SOURCES
 from paceline.kernels.cpu.native import NativeOps
 from paceline.kernels.ops import Weight
-from paceline.models.gguf import BLOCKS, GGUFTensor
 from tests.kernels.tiny import CPU, packed, random_blocks, same_bits
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -43,7 +43,7 @@ def decoded(kind: str, raw: np.ndarray, shape: tuple[int, int], changes: dict[tu
     blocks = raw.reshape(-1, BLOCKS[kind][1]).copy()
     for (start, stop), value in changes.items():
         blocks[:, start:stop] = value
-    return GGUFTensor("w", kind, shape, blocks.reshape(len(raw), -1)).dequantize().numpy()
+    return Blocks(kind, shape, blocks.reshape(len(raw), -1)).dequantize().numpy()
 
 
 def halves(kind: str, raw: np.ndarray, at: int) -> Floats:
@@ -53,7 +53,7 @@ def halves(kind: str, raw: np.ndarray, at: int) -> Floats:
     return np.repeat(blocks.astype(np.float32), elements // 32, axis=1)
 
 
-def parts(tensor: GGUFTensor) -> tuple[np.ndarray, Floats, Floats | None]:
+def parts(tensor: Blocks) -> tuple[np.ndarray, Floats, Floats | None]:
     """Integers [rows, columns], scales [rows, blocks of 32] and minimums: value = scale * integer + minimum."""
     kind, raw, shape = tensor.kind, np.asarray(tensor.raw), (tensor.shape[0], tensor.shape[1])
     d, m = (0, 2), (2, 4)
@@ -105,7 +105,7 @@ def fma(a: Floats, b: Floats, c: Floats) -> Floats:
         return np.where(np.isfinite(total) & (error != 0) & even, odd, total).astype(np.float32)
 
 
-def product(tensor: GGUFTensor, x: Floats) -> Floats:
+def product(tensor: Blocks, x: Floats) -> Floats:
     weights, scale, minimum = parts(tensor)
     quants, scales, sums = quantised(x)
     dots = (quants.reshape(len(x), 1, -1, 32) * weights.reshape(1, len(weights), -1, 32)).sum(axis=3)
@@ -147,7 +147,7 @@ def test_embedding_rows_are_the_file_s_values(kind: str) -> None:
 def test_embedding_rows_of_a_quantised_matrix_are_near_the_matrix(kind: str) -> None:
     dense = activations(33, 96)
     raw = gguf.quants.quantize(dense, gguf.GGMLQuantizationType[kind])
-    tensor = GGUFTensor("w", kind, (33, 96), raw)
+    tensor = Blocks(kind, (33, 96), raw)
     found = NativeOps().embed(pack(tensor), torch.arange(33))
     assert same_bits(found + 0.0, tensor.dequantize() + 0.0)
     assert (found.numpy() - dense).std() < 0.15 * dense.std()
@@ -248,7 +248,7 @@ def test_rows_that_do_not_lie_together_are_read_right() -> None:
 def test_damaged_sizes_are_refused() -> None:
     from paceline.errors import OptionError
 
-    broken = GGUFTensor("w", "Q4_1", (2, 64), random_blocks("Q4_1", 2, 32))
+    broken = Blocks("Q4_1", (2, 64), random_blocks("Q4_1", 2, 32))
     with pytest.raises(OptionError, match="2 x 64"):
         pack(broken)
 

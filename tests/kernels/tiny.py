@@ -16,10 +16,10 @@ from torch import Tensor
 from paceline.cache.kv import KVCache
 from paceline.cache.pages import PagePool
 from paceline.cache.slots import Slots
+from paceline.kernels.blocks import BLOCKS, Blocks
 from paceline.kernels.cpu.library import library
 from paceline.models import loader
 from paceline.models.batch import Work, pack
-from paceline.models.gguf import BLOCKS, GGUFTensor
 from tests.models.gguf_files import SCALES, their_name
 from tests.models.gguf_files import write as write_gguf
 
@@ -95,8 +95,8 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0, spread: flo
     return blocks.reshape(rows, -1)
 
 
-def packed(kind: str, rows: int, columns: int, seed: int = 0) -> GGUFTensor:
-    return GGUFTensor("w", kind, (rows, columns), random_blocks(kind, rows, columns, seed))
+def packed(kind: str, rows: int, columns: int, seed: int = 0) -> Blocks:
+    return Blocks(kind, (rows, columns), random_blocks(kind, rows, columns, seed))
 
 
 def write_mixed(path: Path, spoil: Any = None) -> Path:

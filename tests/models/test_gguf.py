@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from paceline.errors import CheckpointError
+from paceline.kernels import blocks
+from paceline.kernels.blocks import BLOCKS
 from paceline.models import gguf as ours
-from paceline.models.gguf import BLOCKS, GGUFFile, GGUFTensor
+from paceline.models.gguf import GGUFFile, GGUFTensor
 from tests.models.gguf_files import SCALES
 
 KINDS = gguf.GGMLQuantizationType
@@ -70,12 +72,12 @@ def tensor_entry(name: str, dims: tuple[int, ...], kind: int, offset: int = 0) -
 
 def test_block_table_matches_the_oracle() -> None:
     assert {kind.name: tuple(size) for kind, size in gguf.GGML_QUANT_SIZES.items()} == BLOCKS
-    assert {int(kind): kind.name for kind in KINDS} == {number: entry[0] for number, entry in ours._TYPES.items()}
+    assert {int(kind): kind.name for kind in KINDS} == ours._KINDS
 
 
 @pytest.mark.parametrize("kind", SCALES)
 def test_random_blocks_decode_exactly(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ours, "_CHUNK_ELEMENTS", 3000)  # several chunks and a short last one
+    monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", 3000)  # several chunks and a short last one
     data = random_blocks(kind, 64, 3)
     file = GGUFFile(write(tmp_path / "a.gguf", {"w": (data, KINDS[kind])}))
     tensor = file.tensors["w"]
@@ -132,7 +134,7 @@ def test_rows_gather_packed_blocks(tmp_path: Path, order: Any) -> None:
 
 
 def test_a_packed_vector_has_no_rows() -> None:
-    tensor = GGUFTensor("v", "Q8_0", (32,), random_blocks("Q8_0", 1, 1))
+    tensor = GGUFTensor("Q8_0", (32,), random_blocks("Q8_0", 1, 1), "v")
     with pytest.raises(CheckpointError, match="no rows"):
         tensor.rows([0])
 
