@@ -18,7 +18,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     label, architecture = file.path, file.metadata.get("general.architecture")
     spelt = {family.gguf.architecture: (family, family.gguf) for family in FAMILIES.values() if family.gguf}
     if not isinstance(architecture, str) or architecture not in spelt:
-        raise CheckpointError(f"{label} is a {architecture!r} model; supported in GGUF: {', '.join(spelt)}")
+        raise CheckpointError(f"{label} is a {_shown(architecture)} model; supported in GGUF: {', '.join(spelt)}")
     family, names = spelt[architecture]
     said = _Metadata(file.metadata, architecture, label)
     embedding = file.tensors.get("token_embd.weight")
@@ -74,8 +74,11 @@ class _Metadata:
         return float(found)
 
     def _refuse(self, key: str, found: Any, allowed: str) -> NoReturn:
-        shown = f"an array of {len(found)}" if isinstance(found, list | np.ndarray) else repr(found)
-        raise CheckpointError(f"{self.label} gives {self.architecture}.{key} as {shown}; allowed: {allowed}")
+        raise CheckpointError(f"{self.label} gives {self.architecture}.{key} as {_shown(found)}; allowed: {allowed}")
+
+
+def _shown(value: Any) -> str:
+    return f"an array of {len(value)}" if isinstance(value, list | np.ndarray) else repr(value)
 
 
 def _rope(said: _Metadata) -> RopeConfig:
@@ -86,7 +89,7 @@ def _rope(said: _Metadata) -> RopeConfig:
     if isinstance(kind, str) and kind == "linear":
         return RopeConfig(theta=theta, kind="linear", factor=said.number("rope.scaling.factor", 1.0))
     raise CheckpointError(
-        f"{said.label} uses rope scaling {kind!r}; supported in GGUF: none, linear, or rope_freqs.weight"
+        f"{said.label} uses rope scaling {_shown(kind)}; supported in GGUF: none, linear, or rope_freqs.weight"
     )
 
 

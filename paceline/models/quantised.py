@@ -28,7 +28,7 @@ def refuse_config(values: Any, label: str) -> None:
     """By a config's `quantization_config`: a dictionary, transformers' object, or nothing."""
     if not values:
         return
-    given = values if isinstance(values, dict) else vars(values)
+    given: dict[str, Any] = values if isinstance(values, dict) else getattr(values, "__dict__", {})
     method = given.get("quant_method") or ("bitsandbytes" if _is_bitsandbytes(given) else "an unnamed method")
     raise CheckpointError(
         f"{label} is quantised with {getattr(method, 'value', method)}, which cannot be loaded yet; {SUPPORTED}"

@@ -45,8 +45,12 @@ class FolderSource:
         """The files' readers keep nothing that was read."""
 
     def read(self, name: str) -> Tensor:
-        handle = self._handle(self._files[name])
-        tensor: Tensor = handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
+        path = self._files[name]
+        handle = self._handle(path)
+        try:
+            tensor: Tensor = handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
+        except Exception as error:
+            raise CheckpointError(f"{path}: tensor {name} cannot be read: {first_line(error)}") from None
         return tensor
 
     def _handle(self, path: Path) -> Any:
@@ -140,7 +144,7 @@ class GGUFSource:
     def read(self, name: str) -> Tensor | Packed:
         tensor = self._tensors[name]
         heads = self._heads.get(tensor.name.split(".")[-2], 0) if "." in tensor.name else 0
-        if heads and tensor.shape[0] % (2 * heads) == 0:  # another count is refused for its shape
+        if heads and tensor.shape and tensor.shape[0] % (2 * heads) == 0:  # another count is refused for its shape
             tensor = tensor.rows(half_split_order(tensor.shape[0], heads).numpy())
         if len(tensor.shape) == 2 and tensor.kind not in PLAIN:
             packed: Packed = tensor

@@ -8,6 +8,7 @@ import json
 import logging
 import pickle
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import paceline
 from paceline import LLM, DraftModel, SamplingParams
 from paceline.errors import CheckpointError
 from tests.fakes import tiny_llm, tiny_model
@@ -258,6 +260,16 @@ def test_a_known_model_whose_config_names_code_loads_without_it(sprung: Path) ->
     assert not (sprung / "was-run").exists()
 
 
+def test_transformers_is_never_left_to_ask_whether_code_may_run() -> None:
+    calls = [
+        line
+        for path in Path(paceline.__file__).parent.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if "from_pretrained(" in line
+    ]
+    assert len(calls) >= 2 and all("trust_remote_code=False" in call for call in calls)
+
+
 def test_an_unknown_model_whose_config_names_code_is_refused_without_asking(sprung: Path) -> None:
     configure(sprung, model_type="own", auto_map={"AutoConfig": "own.Own"})
     refuse(sprung, "'own'", "llama")
@@ -307,10 +319,12 @@ def test_a_shard_that_is_no_file_name_is_refused(folder: Path, shard: Any) -> No
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
         ({"load_in_8bit": True}, "bitsandbytes"),
         ({"bits": 4}, "unnamed"),
+        ("gptq", "unnamed"),
+        ([1], "unnamed"),
     ],
     ids=str,
 )
-def test_a_quantised_config_is_refused_by_its_method(folder: Path, values: dict[str, Any], method: str) -> None:
+def test_a_quantised_config_is_refused_by_its_method(folder: Path, values: Any, method: str) -> None:
     configure(folder, quantization_config=values)
     refuse(folder, str(folder), method, "quantised", "GGUF")
 
@@ -347,6 +361,13 @@ def test_a_matrix_that_is_not_stored_as_floats_is_refused(folder: Path, dtype: t
     name = "model.layers.0.mlp.down_proj.weight"
     rewrite(folder, lambda state: state.update({name: state[name].to(dtype)}))
     refuse(folder, name, str(dtype).removeprefix("torch."), "quantised")
+
+
+def test_a_tensor_of_a_type_nobody_reads_is_refused(folder: Path) -> None:
+    entry = {"dtype": "F6_E2M3", "shape": [8, 8], "data_offsets": [0, 48]}
+    header = json.dumps({"model.embed_tokens.weight": entry}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(48))
+    refuse(folder, "model.safetensors", "model.embed_tokens.weight", "F6_E2M3")
 
 
 def test_a_config_that_says_it_is_not_quantised_loads(folder: Path) -> None:

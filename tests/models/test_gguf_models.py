@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,13 @@ import pytest
 import torch
 
 from paceline.errors import CheckpointError
+from paceline.kernels import select
 from paceline.models import loader
 from paceline.models.families import FAMILIES
+from paceline.models.gguf import GGUFFile
+from paceline.models.gguf_config import config_from_gguf
+from paceline.models.sources import GGUFSource
+from paceline.models.weights import Weights
 from tests.models.gguf_files import MODELS, add, finish, metadata, write
 from tests.models.running import CPU, run
 from tests.sentences import assert_sentence
@@ -122,6 +128,30 @@ def test_an_embedding_of_another_shape_is_refused(shape: tuple[int, ...], tmp_pa
     with pytest.raises(CheckpointError) as caught:
         load(path)
     assert_sentence(caught.value, "model.gguf", "embed" if len(shape) == 2 else "token_embd")
+
+
+@pytest.mark.parametrize("key", ["rope.scaling.type", "general.architecture"])
+def test_an_array_where_a_word_is_needed_is_refused(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, "llama", None)
+    file = GGUFFile(path)
+    file.metadata[key if key.startswith("general") else f"llama.{key}"] = np.arange(3000)
+    with pytest.raises(CheckpointError) as caught:
+        config_from_gguf(file)
+    assert_sentence(caught.value, "model.gguf", "an array of 3000")
+
+
+def test_a_number_where_a_matrix_is_needed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, "llama", None)
+    file = GGUFFile(path)
+    whole = file.tensors["blk.0.attn_q.weight"]
+    file.tensors["blk.0.attn_q.weight"] = replace(whole, shape=(), raw=whole.raw[:1, :4])
+    source = GGUFSource(file, config_from_gguf(file))
+    weights = Weights(source, select("torch", CPU, torch.float32, None), torch.float32, CPU)
+    with pytest.raises(CheckpointError) as caught:
+        weights.matrix(["model.layers.0.self_attn.q_proj.weight"], [(64, 64)])
+    assert_sentence(caught.value, "model.gguf", "q_proj", "shape []")
 
 
 def test_flipped_bytes_of_the_metadata_never_escape_as_other_errors(tmp_path: Path) -> None:
