@@ -124,6 +124,8 @@ def tokenizer_from_gguf(file: GGUFFile) -> Any:
 
     vocabulary = _Vocabulary(file)
     model = vocabulary.get("model")
+    if not isinstance(model, str):
+        vocabulary.fail("tokenizer.ggml.model is not a word; can read gpt2, llama")
     sentencepiece = model == "llama"
     if sentencepiece:
         backend, add_bos = _sentencepiece(vocabulary), True
@@ -180,7 +182,9 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[Any, bool]:
     from tokenizers import Regex, decoders, pre_tokenizers
 
     name = vocabulary.get("pre")
-    pre = _PRE.get("default" if name is None else name) if name is None or isinstance(name, str) else None
+    if name is not None and not isinstance(name, str):
+        vocabulary.fail("tokenizer.ggml.pre is not a word")
+    pre = _PRE.get("default" if name is None else name)
     if pre is None:
         vocabulary.fail(f"tokenizer.ggml.pre is {name!r}; can read {', '.join(sorted(_PRE))}")
     merges = []

@@ -228,6 +228,13 @@ def test_damage_is_named(reason: str) -> None:
     assert "t.gguf: " in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["model", "pre"])
+def test_an_array_where_a_word_is_needed_is_named(key: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"t\.gguf: tokenizer\.ggml\.{key} is not a word") as caught:
+        reopen(bpe_metadata("gpt-2") | {key: list(range(3000))})
+    assert "\n" not in str(caught.value)
+
+
 def test_no_tokenizer_at_all(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.tokens is missing"):
         reopen({})
