@@ -101,7 +101,7 @@ class Paceline(Side):
         while not finished:
             for update in self.llm.step():
                 tokens += update.tokens
-                finished, stats = update.finished, update.sequence.stats
+                finished, stats = update.finished, update.stats
             first = first or (clock() - start if tokens else 0.0)
         rest = clock() - start - first
         self.llm.abort(request)

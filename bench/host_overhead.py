@@ -25,7 +25,7 @@ from paceline.bench import machine, results
 from paceline.cache.kv import KVCache
 from paceline.cache.pages import PagePool
 from paceline.cache.slots import Slots
-from paceline.drafters.base import Context, Drafter, Stateless, Target
+from paceline.drafters.base import Context, Drafter, QuietDrafter, Target
 from paceline.drafters.tree import Proposal
 from paceline.engine.detokenizer import Detokenizer
 from paceline.engine.engine import Engine
@@ -71,7 +71,7 @@ class FakeModel:
         return self._embedding.index_select(0, ids)
 
 
-class FixedChain(Stateless):
+class FixedChain(QuietDrafter):
     """Always the same five tokens, at no cost, and nearly always wrong."""
 
     name = "fixed"

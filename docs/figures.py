@@ -41,7 +41,7 @@ def render(name: str, results: Path = RESULTS) -> str:
     if "runs" in data:
         return render_runs(data)
     if "rows" in data:
-        return render_rows(data)
+        return render_captured(data) if "replayed_ms" in data["rows"][0] else render_rows(data)
     if "figures" in data:
         return render_peers(data)
     if "sides" in data:
@@ -283,6 +283,26 @@ def render_rows(data: dict[str, Any]) -> str:
     heads = ["drafter", "temperature", "sequences", "ms a round", "µs a token"]
     note = f"{_where(data)}; median of {data['steps']} rounds."
     return f"{table(heads, rows)}\n\n{note}"
+
+
+def render_captured(data: dict[str, Any]) -> str:
+    """What bench/gpu_rounds.py wrote."""
+    rows = [
+        [
+            row["drafter"],
+            str(row["batch"]),
+            f"{row['temperature']:g}",
+            f"{row['rounds_equal']} of {row['rounds']}",
+            f"{row['tokens_per_round']:.2f}",
+            f"{row['launched_ms']:.1f}",
+            f"{row['replayed_ms']:.1f}",
+        ]
+        for row in data["rows"]
+    ]
+    heads = ["drafter", "sequences", "temperature", "rounds equal", "tokens a round", "ms launched", "ms replayed"]
+    machine, versions = data["machine"], data["versions"]
+    where = f"{machine['gpu']}; paceline {versions['paceline']}, torch {versions['torch']}; {data['date'][:10]}."
+    return f"{table(heads, rows)}\n\n{where}"
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:

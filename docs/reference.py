@@ -30,8 +30,9 @@ METHODS = ("generate", "chat", "stream", "set_drafter", "read_chat", "add", "ste
 
 def page() -> str:
     """The whole page."""
-    from paceline import LLM, DraftModel, FirstOf, NGram, SamplingParams, Suffix, errors
+    from paceline import LLM, FirstOf, SamplingParams, errors
     from paceline.cli import app
+    from paceline.drafters.table import loadable
     from paceline.engine.sequence import Logprob, Provenance
     from paceline.engine.stats import SequenceStats
     from paceline.llm import EngineOptions
@@ -41,8 +42,8 @@ def page() -> str:
     parts.append(options("EngineOptions", EngineOptions, ("engine.md", "Options")))
     parts.append(options("SamplingParams", SamplingParams, ("sampling.md", "Parameters")))
     parts.append("## Drafters\n")
-    for kind, name in ((NGram, "ngram"), (Suffix, "suffix"), (DraftModel, "draft-model")):
-        parts.append(options(kind.__name__, kind, (f"drafters/{name}.md", "Options")))
+    for kind in loadable():
+        parts.append(options(kind.config.__name__, kind.config, (f"drafters/{kind.page}.md", "Options")))
     parts.append(callable_section("FirstOf", FirstOf) + "\nMore on [its page](drafters/first-of.md).\n")
     parts.append("## What comes back\n")
     parts += [fields(kind) for kind in (RequestOutput, CompletionOutput, Chunk, SequenceStats, Provenance, Logprob)]

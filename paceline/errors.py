@@ -21,6 +21,10 @@ class VocabularyError(PacelineError):
     """A drafter whose vocabulary does not fit the target's."""
 
 
+class EngineError(PacelineError):
+    """An engine that cannot go on."""
+
+
 def first_line(error: BaseException) -> str:
     """An error of another library in one line; where that only announces the next, in two joined."""
     lines = str(error).strip().splitlines() or [type(error).__name__]

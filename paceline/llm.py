@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import secrets
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
-import torch
-
 from paceline import compat
 from paceline.cache.kv import KVCache
 from paceline.cache.pages import PagePool
 from paceline.cache.slots import Slots
-from paceline.drafters.base import Target
+from paceline.drafters.base import Needs, Target
 from paceline.engine import sequence as sequences
-from paceline.engine.detokenizer import Detokenizer
-from paceline.engine.engine import Engine, Update
-from paceline.engine.memory import count_pages
+from paceline.engine.engine import Engine
+from paceline.engine.memory import check_room, count_pages, page_bytes
 from paceline.engine.options import EngineOptions
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.update import Update
 from paceline.errors import OptionError
 from paceline.models import loader
 from paceline.models.catalog import DEFAULT_MODEL
 from paceline.outputs import Chunk, RequestOutput, completion
-from paceline.params import SamplingParams, stop_at_special
-from paceline.prompts import Prompt, check_params, find_words, read_prompts
+from paceline.params import SamplingParams
+from paceline.prompts import Prompt, read_prompts
+from paceline.requests import Limits, check, find_seed, prepare
 from paceline.templates import Message, PromptTemplate
 
 __all__ = ["LLM", "EngineOptions"]
@@ -66,12 +65,25 @@ class LLM:
         self.model, self.tokenizer, self.config = loaded.model, loaded.tokenizer, loaded.config
         self.max_model_len = max_model_len
         self.template = PromptTemplate(self.options.prompt_template, self.tokenizer)
-        self.engine = self._build_engine(loaded, device)
-        self._end_ids = sorted(self.engine.end_ids)
+        drafter = None if config is None else config.create()
+        target = Target(
+            loaded.model,
+            self.tokenizer,
+            device,
+            loaded.dtype,
+            max_model_len,
+            self.options.max_num_seqs,
+            self.options.kernels,
+        )
+        self.engine = self._build_engine(target, Needs() if drafter is None else drafter.plan(target))
+        end_ids = tuple(sorted(self.engine.end_ids))
+        self.limits = Limits(self.config.vocab_size, max_model_len, self.options.max_prompt_len, end_ids)
         self._ids = itertools.count()
         self._live: dict[str, list[sequences.Sequence]] = {}
-        self._streams: dict[str, deque[Update]] = {}
-        self.set_drafter(config)
+        self._boxes: dict[str, deque[Update]] = {}  # where a request's updates go
+        self._mail: deque[Update] = deque()  # of those that were added
+        self._lock = threading.RLock()
+        self.engine.set_drafter(drafter)
 
     def _find_length(self, most: int) -> int:
         asked = self.options.max_model_len
@@ -81,40 +93,33 @@ class LLM:
             raise OptionError(f"max_model_len={asked} leaves no room for a token of prompt and one of output")
         return asked or most
 
-    def _build_engine(self, loaded: loader.Loaded, device: torch.device) -> Engine:
-        options, shape = self.options, loaded.config
-        num_pages = count_pages(
-            shape,
-            loaded.dtype,
-            device,
-            self.max_model_len,
-            max_num_seqs=options.max_num_seqs,
-            block_size=options.block_size,
-            share=options.gpu_memory_utilization,
-            asked=options.num_pages,
-        )
+    def _build_engine(self, target: Target, needs: Needs) -> Engine:
+        """Size the cache by what target and drafter keep of every page, and put an engine around it."""
+        options, device = self.options, target.device
+        specs = target.model.layer_specs(target.dtype)
+        kept = page_bytes([*specs, *needs.layers], options.block_size, needs.tail_width * target.dtype.itemsize)
+        num_pages = count_pages(kept, needs.bytes, device, self.max_model_len, options)
         cache = KVCache(PagePool(num_pages, options.block_size), device)
-        cache.layers = cache.add_layers(shape.num_layers, shape.num_kv_heads, shape.head_dim, loaded.dtype)
-        table = Slots(
-            options.max_num_seqs, self.max_model_len, -(-self.max_model_len // options.block_size) + 1, device
-        )
+        cache.layers = cache.add_layers(specs)
+        pages = -(-self.max_model_len // options.block_size) + 1
+        table = Slots(options.max_num_seqs, self.max_model_len, pages, device)
         rows = options.max_batched_tokens or (256 if device.type == "cpu" else 2048)
         scheduler = Scheduler(cache.pool, table, rows, options.prefix_caching)
-        target = Target(
-            loaded.model,
-            self.tokenizer,
-            device,
-            loaded.dtype,
-            self.max_model_len,
-            options.max_num_seqs,
-            options.kernels,
-        )
-        return Engine(target, cache, table, scheduler, options.acceptance)
+        # On a device of its own the next round is launched while the host reads the last.
+        return Engine(target, cache, table, scheduler, options.acceptance, depth=int(table.apart))
 
     def set_drafter(self, drafter: Any) -> None:
         """Turn speculation on, off (None) or over to another drafter; running requests go on."""
         config = compat.make(drafter, self._num_draft_tokens)
-        self.engine.set_drafter(None if config is None else config.create())
+        made = None if config is None else config.create()
+        if made is not None:
+            engine = self.engine
+            needs, pool = made.plan(engine.target), engine.cache.pool
+            tails = needs.tail_width * engine.target.dtype.itemsize
+            check_room(
+                page_bytes(needs.layers, pool.block_size, tails) * pool.num_pages + needs.bytes, engine.target.device
+            )
+        self.engine.set_drafter(made)
 
     def generate(
         self,
@@ -154,99 +159,94 @@ class LLM:
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict) and "role" in prompt[0]:
             read = self.read_chat(prompt)
         else:
-            listed = read_prompts(prompt, self.tokenizer, self.template if self.options.prompt_template else None)
-            if len(listed) != 1:
-                raise OptionError(f"stream takes one prompt, but {len(listed)} were given")
-            read = listed[0]
-        request_id = self.add(read, self._params(sampling_params, spellings, [read])[0])
-        updates = self._streams[request_id] = deque()
-        left = len(self._live[request_id])
+            read = self._read_one(prompt, "stream")
+        samples = self._prepare(read, self._params(sampling_params, spellings, [read])[0])
+        updates: deque[Update] = deque()
+        left = len(samples)
         try:
+            self._queue(samples, updates)
             while left:
-                self._pump()
                 while updates:
                     update = updates.popleft()
                     left -= update.finished
-                    yield self._chunk(update)
+                    output = completion(samples[update.index]) if update.finished else None
+                    yield Chunk(update.index, update.text, update.tokens, update.provenance, output)
+                if left:
+                    self._pump()
         finally:
-            del self._streams[request_id]
-            self.abort(request_id)
-
-    def _pump(self) -> None:
-        """One step; every update goes to the stream it belongs to, whoever asked for the step."""
-        for update in self.step():
-            stream = self._streams.get(update.sequence.request_id)
-            if stream is not None:
-                stream.append(update)
-
-    @staticmethod
-    def _chunk(update: Update) -> Chunk:
-        sequence = update.sequence
-        count = len(update.tokens)
-        told = sequence.provenance[len(sequence.provenance) - count :] if count else []
-        return Chunk(
-            sequence.index, update.text, update.tokens, told, completion(sequence) if update.finished else None
-        )
+            self._drop(samples)
 
     # The engine's own pace, for servers and tests: add, step, abort.
 
-    def add(self, prompt: Prompt, params: SamplingParams) -> str:
-        """Queue a request; `step` brings its updates. Raises OptionError before anything is queued."""
+    def add(self, prompt: Any, params: SamplingParams) -> str:
+        """Queue a request and answer its id; `step` brings its updates. What is refused is not queued."""
+        if not isinstance(prompt, Prompt):
+            prompt = self._read_one(prompt, "add")
         samples = self._prepare(prompt, params)
-        return self._queue(samples)
-
-    def _queue(self, samples: list[sequences.Sequence]) -> str:
-        request_id = samples[0].request_id
-        self._live[request_id] = samples
-        for sample in samples:
-            self.engine.add(sample)
-        return request_id
-
-    def _prepare(self, prompt: Prompt, params: SamplingParams) -> list[sequences.Sequence]:
-        """A request's samples, checked and ready; nothing is queued yet."""
-        check_params(params, prompt, self.config.vocab_size, self.max_model_len)
-        longest = self.options.max_prompt_len
-        if longest is not None and len(prompt.ids) > longest:
-            raise OptionError(f"the prompt has {len(prompt.ids)} tokens; max_prompt_len={longest} allows no more")
-        params = stop_at_special(params, self.tokenizer)
-        request_id = str(next(self._ids))
-        words = find_words(params, self.tokenizer, self._end_ids)
-        base = params.seed if params.seed is not None else self.options.seed
-        seed = secrets.randbits(63) if base is None else base
-        most = self.max_model_len - len(prompt.ids) if params.max_tokens is None else params.max_tokens
-        samples: list[sequences.Sequence] = []
-        for index in range(params.n):
-            detokenizer = Detokenizer(
-                self.tokenizer,
-                prompt.ids,
-                params.stop_strings,
-                include_stop=params.include_stop_str_in_output,
-                skip_special=params.skip_special_tokens,
-            )
-            samples.append(
-                sequences.Sequence(
-                    request_id,
-                    index,
-                    list(prompt.ids),
-                    len(prompt.ids),
-                    params,
-                    seed,
-                    words,
-                    detokenizer,
-                    min(len(prompt.ids) + most, self.max_model_len),
-                    leader=samples[0] if samples else None,
-                )
-            )
-        return samples
+        self._queue(samples, self._mail)
+        return samples[0].request_id
 
     def step(self) -> list[Update]:
-        """One round of the engine; returns the updates of rounds that have completed, possibly none."""
-        return self.engine.step()
+        """One round of the engine; returns what completed rounds brought the added requests, possibly nothing.
+
+        Whoever else asks for rounds meanwhile, nothing is lost: it is returned by the next step. If several threads
+        take steps, each update goes to one of them.
+        """
+        self._pump()
+        updates = []
+        while self._mail:
+            updates.append(self._mail.popleft())
+        return updates
 
     def abort(self, request_id: str) -> None:
         """End a request now; unknown or finished ones are left alone."""
-        for sample in self._live.pop(request_id, []):
-            self.engine.abort(sample)
+        with self._lock:
+            for sample in self._live.pop(request_id, []):
+                self.engine.abort(sample)
+
+    def _queue(self, samples: list[sequences.Sequence], box: deque[Update] | None) -> None:
+        """box: where its updates go."""
+        with self._lock:
+            request_id = samples[0].request_id
+            self._live[request_id] = samples
+            if box is not None:
+                self._boxes[request_id] = box
+            for sample in samples:
+                self.engine.add(sample)
+
+    def _pump(self) -> None:
+        """One round; every update into the box it belongs to, in the order of rounds, whoever asked for it."""
+        with self._lock:
+            updates = self.engine.step()
+            for update in updates:
+                box = self._boxes.get(update.request_id)
+                if box is not None:
+                    box.append(update)
+            for request_id in {update.request_id for update in updates if update.finished}:
+                if all(sample.end_told for sample in self._live.get(request_id, ())):
+                    self._live.pop(request_id, None)
+                    self._boxes.pop(request_id, None)
+
+    def _drop(self, samples: list[sequences.Sequence]) -> None:
+        """Whoever asked for these has gone."""
+        with self._lock:
+            self._live.pop(samples[0].request_id, None)
+            self._boxes.pop(samples[0].request_id, None)
+            for sample in samples:
+                self.engine.abort(sample, tell=False)
+
+    def _read_one(self, prompt: Any, where: str) -> Prompt:
+        listed = read_prompts(prompt, self.tokenizer, self.template if self.options.prompt_template else None)
+        if len(listed) != 1:
+            raise OptionError(f"{where} takes one prompt, but {len(listed)} were given")
+        return listed[0]
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams) -> list[sequences.Sequence]:
+        """A request's samples, checked and ready; nothing is queued yet. A refused request has no number in the run."""
+        check(prompt, params, self.tokenizer, self.limits)
+        number = next(self._ids)
+        seed = find_seed(params.seed, self.options.seed, number)
+        return prepare(prompt, params, self.tokenizer, self.limits, str(number), seed)
 
     def _params(self, given: Any, spellings: dict[str, Any], prompts: list[Prompt]) -> list[SamplingParams]:
         """Sampling parameters for each prompt."""
@@ -271,29 +271,28 @@ class LLM:
 
     def _run(self, prompts: list[Prompt], params: list[SamplingParams], progress: bool) -> list[RequestOutput]:
         prepared = [self._prepare(prompt, own) for prompt, own in zip(prompts, params)]
-        ids = [self._queue(samples) for samples in prepared]
         left = [sample for samples in prepared for sample in samples]
         try:
+            for samples in prepared:
+                self._queue(samples, None)
             with _progress(len(left), progress) as advance:
                 while left:
                     self._pump()
-                    running = [sample for sample in left if sample.finish_reason is None]
+                    running = [sample for sample in left if not sample.end_told]
                     advance(len(left) - len(running))
                     left = running
-            return [self._output(request_id, prompt) for request_id, prompt in zip(ids, prompts)]
+            return [self._output(samples, prompt) for samples, prompt in zip(prepared, prompts)]
         finally:
-            for request_id in ids:
-                self.abort(request_id)
+            for samples in prepared:
+                self._drop(samples)
 
-    def _output(self, request_id: str, prompt: Prompt) -> RequestOutput:
-        samples = self._live[request_id]
-        asked = samples[0].params.prompt_logprobs is not None
+    @staticmethod
+    def _output(samples: list[sequences.Sequence], prompt: Prompt) -> RequestOutput:
+        first = samples[0]
+        asked = first.params.prompt_logprobs is not None
+        outputs = [completion(sample) for sample in samples]
         return RequestOutput(
-            request_id,
-            prompt.text,
-            prompt.ids,
-            [completion(sample) for sample in samples],
-            samples[0].prompt_logprobs if asked else None,
+            first.request_id, prompt.text, prompt.ids, outputs, first.prompt_logprobs if asked else None
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from paceline.engine.sequence import Logprob, Provenance, Sequence
 from paceline.engine.stats import SequenceStats
+from paceline.engine.update import Update
 
 
 @dataclass
@@ -69,3 +70,30 @@ def completion(sequence: Sequence) -> CompletionOutput:
         provenance=sequence.provenance,
         error=sequence.error,
     )
+
+
+class Gathered:
+    """A sample put together from its updates, by whoever takes the engine's steps."""
+
+    def __init__(self) -> None:
+        self._updates: list[Update] = []
+
+    def add(self, update: Update) -> CompletionOutput | None:
+        """The whole sample, with its last update."""
+        self._updates.append(update)
+        if update.stats is None:
+            return None
+        updates = self._updates
+        listed = [entry for one in updates for entry in one.logprobs or ()]
+        return CompletionOutput(
+            index=update.index,
+            text="".join(one.text for one in updates),
+            token_ids=[token for one in updates for token in one.tokens],
+            finish_reason=update.finish_reason,
+            stop_reason=update.stop_reason,
+            logprobs=None if update.logprobs is None else listed,
+            seed=update.seed,
+            stats=update.stats,
+            provenance=[entry for one in updates for entry in one.provenance],
+            error=update.error,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import OptionError
@@ -18,9 +18,28 @@ LARGEST = 1e6  # for what is multiplied into float32 logits
 class SamplingParams:
     """How to pick tokens and when to stop.
 
-    temperature: at or below 1e-6 the likeliest token is taken (ties: the lowest id).
-    top_k: 0 or -1 keeps all. max_tokens: None means up to the model's length.
-    seed: the same seed gives the same text; without one a seed is drawn and reported back.
+    temperature: 0 takes the likeliest token, as does all up to 1e-6 (ties: the lowest id); 1 samples as the model was
+      trained.
+    top_p: keep the likeliest tokens up to this share; 1 keeps all.
+    top_k: keep so many of the likeliest tokens; 0 or -1 keeps all.
+    min_p: keep tokens at least this likely, as a share of the likeliest; 0 keeps all.
+    presence_penalty: -2 to 2: taken off tokens that the answer has already.
+    frequency_penalty: -2 to 2: taken off once for each time the answer has the token.
+    repetition_penalty: above 1: less of what prompt and answer have already.
+    logit_bias: added to a token's logit, by token id.
+    bad_words: never write this word.
+    allowed_token_ids: no other tokens than these.
+    min_tokens: no end and no stop before so many tokens.
+    max_tokens: the most tokens of an answer; None: up to the model's length.
+    stop: end before this text.
+    stop_token_ids: end at this token.
+    include_stop_str_in_output: keep the text that was stopped at.
+    ignore_eos: go on after the model's own end, up to max_tokens.
+    skip_special_tokens: whether special tokens are left out of the text.
+    n: how many answers.
+    seed: the same seed gives the same text; without one the engine's run gives one, and it is reported back.
+    logprobs: tell each token's log-probability and so many alternatives.
+    prompt_logprobs: the same for the tokens of the prompt.
     max_draft_tokens: the most drafted tokens a round for this request; 0 turns speculation off, None leaves it be.
     """
 
@@ -86,7 +105,7 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise OptionError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
         if self.seed is not None:
-            _count("seed", self.seed, -(2**63), 2**64 - 1)
+            check_seed(self.seed)
 
     def _check_tokens(self) -> None:
         for name in ("stop_token_ids", "allowed_token_ids"):
@@ -108,13 +127,9 @@ class SamplingParams:
             )
 
 
-def stop_at_special(params: SamplingParams, tokenizer: Any) -> SamplingParams:
-    """A stop text that is one of the tokenizer's special tokens is that token: such tokens leave no text to stop at."""
-    if not params.stop_strings or not params.skip_special_tokens:
-        return params
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    ids = [token for token, entry in added.items() if entry.special and entry.content in params.stop_strings]
-    return replace(params, stop_token_ids=[*(params.stop_token_ids or ()), *ids]) if ids else params
+def check_seed(seed: Any) -> None:
+    """64 bits, read with or without a sign."""
+    _count("seed", seed, -(2**63), 2**64 - 1)
 
 
 def _is_int(value: Any) -> bool:

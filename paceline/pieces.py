@@ -82,8 +82,8 @@ class Pieces:
     step: text is held back while it may become a stop string, and what a stop cut off is never asked for.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()) -> None:
-        self._detokenizer = Detokenizer(tokenizer, list(prompt), (), include_stop=False, skip_special=True)
+    def __init__(self, tokenizer: Any, prompt: Sequence[int] = (), skip_special: bool = True) -> None:
+        self._detokenizer = Detokenizer(tokenizer, list(prompt), (), include_stop=False, skip_special=skip_special)
         self._waiting: deque[Piece] = deque()
         self._last: Provenance | None = None
 

@@ -1,5 +1,6 @@
 """One thread a test process: tiny tensors gain nothing from more, and the suite itself runs in parallel."""
 
+import os
 import signal
 from typing import Any
 
@@ -9,6 +10,17 @@ torch.set_num_threads(1)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Where a test names no device, it means a CPU, and so do programs it starts, whatever the machine has.
+
+    Tests that want a GPU name it; whether there is one was asked while they were collected.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.init()  # before the variable hides it: for children alone
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.cuda.is_available = lambda: False
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

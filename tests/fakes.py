@@ -1,24 +1,27 @@
-"""Tiny models, an engine that is always one round late, and drafters whose luck is known in advance.
+"""Tiny models, a device that is rounds behind, and drafters whose luck is known in advance.
 
 Oracle, hopeless and replay drafters work from the recorded plain output: a random-weight drafter accepts nothing, so
-equality with it would prove little.
+equality with it would prove little. They draft on the device, in tensors alone, so that rounds can be ahead of them.
 """
 
 from __future__ import annotations
 
 import functools
-import random
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 
 from paceline import LLM
-from paceline.drafters.base import FINAL, Context, Observation, Stateless, Taps
-from paceline.drafters.tree import Proposal
+from paceline.cache.kv import KVCache
+from paceline.cache.slots import Slots
+from paceline.drafters.base import FINAL, Context, Observation, QuietDrafter, Taps, Target
+from paceline.drafters.tree import PADDING, Proposal
 from paceline.engine.engine import Engine
+from paceline.engine.scheduler import Scheduler
 
 VOCAB = 97
 Recorded = dict[tuple[int, ...], list[int]]  # prompt → the whole plain sequence
@@ -43,43 +46,79 @@ def tiny_model(layers: int = 2, hidden: int = 32, seed: int = 0, vocab: int = VO
     return transformers.LlamaForCausalLM(config).eval().float()
 
 
-def tiny_llm(drafter: Any = None, **options: Any) -> LLM:
-    return LLM(tiny_model(), drafter=drafter, **{"kernels": "reference", "max_model_len": 200, **options})
-
-
-class LateEngine(Engine):
-    """A round can be read only when a later one has been launched, or when none could be."""
-
-    def _arrived(self, launched: bool) -> bool:
-        return len(self._in_flight) > 1 or not launched
-
-
-def make_late(llm: LLM) -> LLM:
-    llm.engine.__class__ = LateEngine
+def tiny_llm(drafter: Any = None, behind: int | None = None, **options: Any) -> LLM:
+    """behind: on a device that is so many rounds behind the host."""
+    given = {"kernels": "reference", "max_model_len": 200, "device": "cpu", **options}
+    llm = LLM(tiny_model(), drafter=None if behind is not None else drafter, **given)
+    if behind is not None:
+        set_apart(llm, behind)
+        llm.set_drafter(drafter)
     return llm
 
 
-class Known(Stateless):
-    """A drafter that knows what plain decoding says next."""
+def set_apart(llm: LLM, behind: int) -> LLM:
+    """Let the LLM's engine believe its CPU to be a device elsewhere, whose rounds the host reads `behind` rounds late.
+
+    The host's tables are memory of their own: what a round decides reaches them only when the round is read.
+    """
+    old = llm.engine
+    pages = old.table.pages.host.shape[1]
+    table = Slots(llm.options.max_num_seqs, llm.max_model_len, pages, old.target.device, apart=True)
+    rows, prefixes = old.scheduler.max_batched_tokens, old.scheduler.prefix_caching
+    scheduler = Scheduler(old.cache.pool, table, rows, prefixes)
+    llm.engine = Engine(old.target, old.cache, table, scheduler, old.rule.name, depth=behind)
+    return llm
+
+
+def check_books(llm: LLM) -> None:
+    """Pages and slots are where the sequences say they are, whoever is in flight."""
+    pool, running, table = llm.engine.cache.pool, llm.engine.scheduler.running, llm.engine.table
+    pool.check()
+    held: Counter[int] = Counter(page for sequence in running for page in sequence.pages)
+    assert 0 not in held, "page 0 belongs to nobody"
+    assert all(pool.refs(page) == held[page] for page in range(pool.num_pages + 1))
+    slots = [sequence.slot for sequence in running]
+    assert len(set(slots)) == len(slots) == table.num_slots - table.num_free and table.null not in slots
+    flying = {id(sequence) for round in llm.engine._in_flight for sequence in round.plan.sequences}
+    assert {id(sequence) for sequence in running if sequence.ahead} == flying
+    for sequence in running:
+        assert table.length(sequence.slot) == len(sequence.tokens)
+        assert len(sequence.keys) <= sequence.num_computed // pool.block_size, "a page nobody has confirmed is shared"
+
+
+class Known(QuietDrafter):
+    """A drafter that knows what plain decoding says next, by slot, on the device."""
+
+    on_device = True
 
     def __init__(self, recorded: Recorded, num_draft_tokens: int) -> None:
         self.recorded, self.max_nodes = recorded, num_draft_tokens
+        self._known: dict[int, tuple[int, ...]] = {}
 
     def create(self) -> Known:
         return self
 
-    def truth(self, context: Context, slot: int) -> list[int]:
-        """The tokens that plain decoding commits next."""
-        length, prompt = context.table.length(slot), context.table.prompt_length(slot)
-        tokens = context.table.tokens.host[slot, :length].tolist()
-        return self.recorded[tuple(tokens[:prompt])][length:]
+    def attach(self, target: Target, cache: KVCache) -> None:
+        self._texts = torch.zeros(target.max_num_seqs + 1, 2 * target.max_model_len, dtype=torch.int64)
+        self._known.clear()
 
-    def propose(self, context: Context) -> Proposal:
-        trees = [self.tree(context, slot, budget) for slot, budget in zip(context.slot_list, context.budgets.tolist())]
-        return Proposal.of_trees(trees, context.slots.device, self.name)
+    def forget(self, slots: list[int]) -> None:
+        for slot in slots:
+            self._known.pop(slot, None)
 
-    def tree(self, context: Context, slot: int, budget: int) -> tuple[list[int], list[int]]:
-        raise NotImplementedError
+    def reset(self) -> None:
+        self._known.clear()
+
+    def truth(self, context: Context, count: int) -> Tensor:
+        """[B, count] the tokens that plain decoding commits next."""
+        for slot in context.slot_list:
+            if slot not in self._known:
+                prompt = context.table.tokens.host[slot, : context.table.prompt_length(slot)].tolist()
+                text = self.recorded[tuple(prompt)]
+                self._texts[slot, : len(text)] = torch.tensor(text, dtype=torch.int64)
+                self._known[slot] = tuple(prompt)
+        place = context.lengths[:, None] + torch.arange(count)
+        return self._texts[context.slots[:, None], place]
 
 
 class Oracle(Known):
@@ -87,9 +126,9 @@ class Oracle(Known):
 
     name = "oracle"
 
-    def tree(self, context: Context, slot: int, budget: int) -> tuple[list[int], list[int]]:
-        tokens = self.truth(context, slot)[:budget]
-        return tokens, list(range(-1, len(tokens) - 1))
+    def propose(self, context: Context) -> Proposal:
+        count = min(self.max_nodes, context.max_nodes)
+        return Proposal.of_chains(self.truth(context, count), context.budgets.clamp(max=count), self.name)
 
 
 class Hopeless(Known):
@@ -101,10 +140,14 @@ class Hopeless(Known):
         super().__init__(recorded, num_draft_tokens)
         self.trees = trees
 
-    def tree(self, context: Context, slot: int, budget: int) -> tuple[list[int], list[int]]:
-        tokens = [(token + 1 + i) % VOCAB for i, token in enumerate(self.truth(context, slot)[:1] * budget)]
-        wrong = [token for token in tokens if token != self.truth(context, slot)[0]]
-        return wrong, [-1] * len(wrong) if self.trees else list(range(-1, len(wrong) - 1))
+    def propose(self, context: Context) -> Proposal:
+        count = min(self.max_nodes, context.max_nodes)
+        wrong = (self.truth(context, 1) + 1 + torch.arange(count)) % VOCAB
+        sizes = context.budgets.clamp(max=count)
+        if not self.trees:
+            return Proposal.of_chains(wrong, sizes, self.name)
+        parents = torch.where(torch.arange(count) < sizes[:, None], -1, PADDING)
+        return Proposal(wrong, parents, sizes, chain=False, names=(self.name,), max_depth=1)
 
 
 @dataclass
@@ -113,8 +156,20 @@ class Histogram:
     branches: Counter[int] = field(default_factory=Counter)
 
 
+def scramble(*values: Any) -> Tensor:
+    """A number made of all of them, the same wherever it is asked for."""
+    mixed = torch.as_tensor(0)
+    for value in values:
+        mixed = ((mixed ^ torch.as_tensor(value)) * 0x9E3779B1 + 0x7F4A7C15) & 0xFFFFFFFF
+        mixed = mixed ^ (mixed >> 15)
+    return mixed
+
+
 class Replay(Known):
-    """Right up to a random depth, the right branch at a random sibling; counts what was accepted."""
+    """Right up to a random depth, the right branch at a random sibling; counts what was accepted.
+
+    Depth d has siblings (3 of them, fewer filled at random) under the right node of the depth above.
+    """
 
     name = "replay"
     max_depth = 4
@@ -122,90 +177,94 @@ class Replay(Known):
 
     def __init__(self, recorded: Recorded, seed: int, trees: bool) -> None:
         super().__init__(recorded, self.max_depth * (self.max_siblings if trees else 1))
-        self.trees, self.random, self.histogram = trees, random.Random(seed), Histogram()
-        self._planted: dict[int, tuple[int, list[int]]] = {}  # slot → committed length, branch of each right node
-
-    def forget(self, slots: list[int]) -> None:
-        for slot in slots:
-            self._planted.pop(slot, None)
+        self.trees, self.seed, self.histogram = trees, seed, Histogram()
 
     def observe(self, seen: Observation) -> None:
-        for slot in seen.slots:
-            if slot in self._planted:
-                before, branches = self._planted.pop(slot)
-                accepted = seen.table.length(slot) - before - 1
-                self.histogram.lengths[accepted] += 1
-                self.histogram.branches.update(branches[:accepted])
+        if seen.verdict is None:
+            return
+        counts = (seen.verdict.nodes >= 0).sum(1).tolist()
+        for nodes, count, drafted in zip(seen.verdict.nodes.tolist(), counts, seen.host.drafted):
+            if drafted:
+                self.histogram.lengths[count] += 1
+                self.histogram.branches.update(node % self.width for node in nodes[:count])
 
-    def tree(self, context: Context, slot: int, budget: int) -> tuple[list[int], list[int]]:
-        truth = self.truth(context, slot)
-        right = self.random.randint(0, self.max_depth)  # this many depths hold the right token
-        tokens: list[int] = []
-        parents: list[int] = []
-        branches: list[int] = []
-        parent = -1
-        for depth, token in enumerate(truth[: self.max_depth]):
-            siblings = self.random.randint(1, self.max_siblings) if self.trees else 1
-            place = self.random.randrange(siblings) if depth < right else siblings
-            wrong = self.random.sample([t for t in range(VOCAB) if t != token], siblings)
-            here = [token if i == place else wrong[i] for i in range(siblings)]
-            following = len(tokens) + (place if depth < right else 0)
-            tokens += here
-            parents += [parent] * siblings
-            if depth < right and following < budget:
-                branches.append(place)
-            parent = following
-        self._planted[slot] = (context.table.length(slot), branches)
-        return tokens[:budget], parents[:budget]
+    @property
+    def width(self) -> int:
+        return self.max_siblings if self.trees else 1
+
+    def propose(self, context: Context) -> Proposal:
+        truth = self.truth(context, self.max_depth)  # [B, D]
+        depth = torch.arange(self.max_depth)
+        luck = scramble(self.seed, context.lengths[:, None], 1)  # [B, 1]
+        right = luck % (self.max_depth + 1)  # so many depths hold the right token
+        place = scramble(self.seed, context.lengths[:, None], depth, 2) % self.width  # [B, D] among the siblings
+        sibling = torch.arange(self.width)
+        shift = 1 + scramble(self.seed, context.lengths[:, None, None], depth[:, None], sibling, 3) % (VOCAB - 1)
+        wrong = (truth[:, :, None] + shift) % VOCAB
+        true = (sibling == place[:, :, None]) & (depth[:, None] < right[:, :, None])
+        tokens = torch.where(true, truth[:, :, None], wrong)  # [B, D, W]
+        above = torch.where(depth[:-1] < right, place[:, :-1], 0) + self.width * depth[:-1]  # the next depth's parent
+        parents = torch.cat([torch.full_like(above[:, :1], -1), above], dim=1)[:, :, None].expand_as(tokens)
+        sizes = context.budgets.clamp(max=self.max_nodes)
+        proposal = Proposal(
+            tokens.flatten(1), parents.flatten(1), sizes, not self.trees, names=(self.name,), max_depth=self.max_depth
+        )
+        return proposal.cut(sizes)
 
 
 class DrawnTree(Known):
-    """Draws two children at every level through context.draw, from logits that favour the truth."""
+    """Draws trees through context.draw, from logits that favour the truth: two children of the root, then two of each
+    of the two likeliest; `keep` prunes them to the best."""
 
     name = "drawn_tree"
     trees = True
 
-    def __init__(self, recorded: Recorded, depth: int = 3) -> None:
-        super().__init__(recorded, 2 * depth)
-        self.depth = depth
+    def __init__(self, recorded: Recorded, depth: int = 3, keep: int | None = None) -> None:
+        super().__init__(recorded, 2 + 4 * (depth - 1) if keep is None else keep)
+        self.depth, self.keep = depth, keep
 
     def propose(self, context: Context) -> Proposal:
-        truths = [self.truth(context, slot) for slot in context.slot_list]
+        truth = self.truth(context, self.depth)  # [B, D]
+        parents = torch.full_like(context.slots, -1)[:, None]  # [B, P]
         for depth in range(self.depth):
-            logits = torch.zeros(len(truths), VOCAB)
-            for row, truth in enumerate(truths):
-                logits[row] = torch.sin(torch.arange(VOCAB) * (1.0 + depth + len(truth)))
-                if depth < len(truth):
-                    logits[row, truth[depth]] += 2.0
-            context.draw(logits, torch.full_like(context.slots, 2 * depth - 2 if depth else -1), count=2)
-        return context.drawn(self.name, chain=False)
+            wave = torch.sin(torch.arange(VOCAB) * (1.0 + depth + context.lengths[:, None]))  # [B, V]
+            logits = wave.scatter_add(1, truth[:, depth, None], torch.full_like(wave[:, :1], 2.0))
+            logits = logits[:, None].expand(-1, parents.shape[1], -1)
+            drawn = context.draw(logits, parents, count=2, likeliest=self.keep is not None)
+            parents = drawn.nodes.flatten(1)[:, :2]
+        return context.drawn(self.name, chain=False, keep=self.keep)
 
 
 class Tapping(Replay):
-    """A replay drafter that also taps hidden states and keeps every pair it is shown, by absolute position."""
+    """A replay drafter that also taps hidden states and keeps every pair it is shown, by the tokens before it."""
 
     name = "tapping"
     taps = Taps(hidden=(FINAL, 1))
 
     def __init__(self, recorded: Recorded, seed: int) -> None:
         super().__init__(recorded, seed, trees=True)
-        self.pairs: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}  # (slot, position) → following token, state
-        self.carried: dict[tuple[int, int], torch.Tensor] = {}  # (slot, start) → state before a prefix hit
+        self.pairs: dict[tuple[int, ...], Tensor] = {}  # the text up to and including x_{i+1} → f_i
+        self.missing: list[tuple[int, int]] = []  # slot and place of pairs that are marked as not there
 
     def observe(self, seen: Observation) -> None:
         super().observe(seen)
-        tokens, positions, states = seen.shifted()
-        slots, _ = seen.rows()
-        for row in range(len(tokens)):
-            self.pairs[int(slots[row]), int(positions[row])] = (int(tokens[row]), states[row].clone())
-        assert seen.before is not None
-        for row, (slot, start) in enumerate(zip(seen.slots, seen.starts)):
-            if start:
-                self.carried[slot, start] = seen.before[row].clone()
+        pairs = seen.pairs()
+        crossing = len(pairs.slots) - len(seen.slots)
+        for number, (slot, token, place, valid) in enumerate(
+            zip(*(part.tolist() for part in (pairs.slots, pairs.tokens, pairs.positions, pairs.valid)))
+        ):
+            if valid:
+                text = seen.table.tokens.tensor[slot, : place + 1].tolist()
+                assert text[-1] == token
+                key = tuple(text)
+                assert key not in self.pairs or torch.equal(self.pairs[key], pairs.states[number])
+                self.pairs[key] = pairs.states[number].clone()
+            elif number < crossing:
+                self.missing.append((slot, place))
 
 
 class Scratching(Replay):
-    """Adds, in front of every tree, the right token as a scratch node: it must never be accepted."""
+    """Puts, in front of every tree, the right token as a scratch node: it must never be accepted."""
 
     name = "scratching"
     taps = Taps(node_logits=True)
@@ -216,17 +275,26 @@ class Scratching(Replay):
         self.num_logits: list[int] = []
 
     def observe(self, seen: Observation) -> None:
-        super().observe(seen)
-        assert seen.node_logits is not None
-        self.num_logits += [len(logits) for logits in seen.node_logits]
+        if seen.verdict is not None:
+            counts = (seen.verdict.nodes >= 0).sum(1).tolist()
+            self.histogram.lengths.update(counts)
+            assert 0 not in seen.verdict.nodes.tolist(), "a scratch node was accepted"
+            assert seen.logits is not None and len(seen.logits) == len(seen.batch.places.sampled)
+            self.num_logits += [len(seen.logits)]
 
     def propose(self, context: Context) -> Proposal:
-        trees = []
-        for slot, budget in zip(context.slot_list, context.budgets.tolist()):
-            tokens, parents = self.tree(context, slot, budget - 1)
-            trees.append(([self.truth(context, slot)[0], *tokens], [-1, *(p + 1 if p >= 0 else -1 for p in parents)]))
-        proposal = Proposal.of_trees(trees, context.slots.device, self.name)
-        proposal.scratch = torch.zeros_like(proposal.tokens, dtype=torch.bool)
-        proposal.scratch[:, 0] = True
-        proposal.chain = False
-        return proposal
+        tree = super().propose(context)
+        first = torch.zeros_like(tree.tokens[:, :1])
+        parents = torch.where(tree.parents >= 0, tree.parents + 1, tree.parents)
+        scratch = torch.zeros(len(first), 1 + tree.num_nodes, dtype=torch.bool)
+        scratch[:, 0] = True
+        sizes = torch.minimum(tree.sizes + 1, context.budgets)
+        proposal = Proposal(
+            torch.cat([self.truth(context, 1), tree.tokens], dim=1),
+            torch.cat([first - 1, parents], dim=1),
+            sizes,
+            chain=False,
+            scratch=scratch,
+            names=(self.name,),
+        )
+        return proposal.cut(sizes)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline import DraftModel, NGram, Suffix
+from paceline.drafters.table import KINDS, find_method
 
 
 @dataclass
@@ -268,13 +269,16 @@ CASES |= {
 later = config(None, model="d", draft_tensor_parallel_size=2)
 later.refusal = "only 1 is allowed"
 CASES["vLLM-speculative_config.draft_tensor_parallel_size"] = later
-for method in ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "deepseek_mtp"):
-    later = config(None, method=method, model="d")
-    later.refusal = "not there yet; supported: ngram, suffix, draft_model"
-    CASES[f"vLLM-speculative_config.method-{method}"] = later
+for kind in KINDS:  # of a drafter with weights the spelling needs no more than its row
+    for method in kind.methods:
+        case = config(kind.make({"model": "d"}) if kind.loads and kind.has_model else None, method=method, model="d")
+        case.refusal = "" if kind.loads else "not there yet; supported: ngram, suffix"
+        CASES.setdefault(f"vLLM-speculative_config.method-{method}", case)
 for method in ("mtp", "eagle"):
-    given = {"speculate_method": method, "draft_model_name_or_path": "d"}
-    CASES[f"PaddleNLP-speculate_method-{method}"] = Case(given, refusal="not there yet")
+    kind, given = find_method(method), {"speculate_method": method, "draft_model_name_or_path": "d"}
+    CASES[f"PaddleNLP-speculate_method-{method}"] = (
+        drafts(kind.make({"model": "d"}), **given) if kind.loads else Case(given, refusal="not there yet")
+    )
 for bits in ("int8", "int4"):
     CASES[f"PaddleNLP-quant_type-weight_only_{bits}"] = Case(
         {"quant_type": f"weight_only_{bits}"}, {"quantization": bits}

@@ -13,9 +13,9 @@ import transformers
 
 from paceline import LLM, DraftModel, FirstOf, NGram, PacelineError, SamplingParams, Suffix
 from paceline.errors import OptionError, VocabularyError
-from tests.engine.test_detokenizer import NUM_IDS, tokenizer
 from tests.fakes import Hopeless, tiny_llm, tiny_model
 from tests.sentences import assert_sentence
+from tests.tokens import NUM_IDS, tokenizer
 
 PROMPT = [5, 9, 22]
 
@@ -167,6 +167,7 @@ def test_a_sampling_parameter_of_the_wrong_kind_is_refused(given: dict[str, Any]
         ({"logit_bias": {97: 1.0}}, ("logit_bias", "97", "0 to 96")),
         ({"bad_words": [[1, 97]]}, ("bad_words", "97", "0 to 96")),
         ({"bad_words": ["word"]}, ("bad_words", "'word'", "no tokenizer")),
+        ({"stop": "word"}, ("stop='word'", "no tokenizer", "stop_token_ids")),
     ],
     ids=str,
 )
@@ -194,6 +195,8 @@ OPTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"max_model_len": 1}, ("max_model_len=1",)),
     ({"num_pages": 2}, ("num_pages=2", "14 pages of 16")),
     ({"acceptance": "maybe"}, ("acceptance='maybe'", "exact", "rejection", "block", "typical")),
+    ({"seed": -(2**63) - 1}, (f"seed={-(2**63) - 1}", f"{-(2**63)} to {2**64 - 1}")),
+    ({"seed": 2**64}, (f"seed={2**64}", f"{-(2**63)} to {2**64 - 1}")),
     ({"kernels": "magic"}, ("kernels='magic'", "reference")),
     ({"drafter": 5}, ("drafter=5", "ngram", "suffix")),
     ({"prompt_template": "nothing like it"}, ("prompt_template='nothing like it'", "llama", "vicuna", "{input_text}")),

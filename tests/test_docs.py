@@ -20,6 +20,7 @@ import typer
 from paceline import DraftModel, FirstOf, NGram, SamplingParams, Suffix, compat
 from paceline.cli import app
 from paceline.drafters import vocabulary
+from paceline.drafters.table import loadable
 from paceline.engine import memory
 from paceline.engine.sequence import Logprob, Provenance
 from paceline.engine.stats import SequenceStats
@@ -30,7 +31,7 @@ from paceline.kernels.cpu import native
 from paceline.llm import EngineOptions
 from paceline.models import catalog, families, loader
 from paceline.outputs import Chunk, CompletionOutput, RequestOutput
-from paceline.sampling.verify import ACCEPTANCE
+from paceline.sampling.rules import RULES
 from paceline.templates import PromptTemplate
 from tests.fakes import tiny_llm
 
@@ -38,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.suffix in (".py", ".sh"))
-DRAFTERS = ("ngram", "suffix", "draft-model", "first-of")
+DRAFTERS = (*(kind.page for kind in loadable()), "first-of")
 HEADINGS = [
     "What it is",
     "When it helps",
@@ -209,7 +210,7 @@ def test_every_drafter_page_has_the_same_headings() -> None:
 
 
 def test_acceptance_rules_and_kernels_are_all_told() -> None:
-    assert first_column(section(read("docs/sampling.md"), "Acceptance rules")) == list(ACCEPTANCE)
+    assert first_column(section(read("docs/sampling.md"), "Acceptance rules")) == list(RULES)
     assert first_column(section(read("docs/sampling.md"), "What “same text” promises")) == list(KERNELS)
 
 
@@ -306,7 +307,7 @@ def _raise_no_native(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _raise_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_free_bytes", lambda device, share: 0)
+    monkeypatch.setattr(memory, "free_bytes", lambda device, share: 0)
     tiny_llm(max_model_len=256, num_pages=None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ LAYERS = [
     ["server"],
     ["bench"],
     ["llm"],
-    ["compat", "outputs", "pieces", "prompts", "templates"],
+    ["compat", "outputs", "pieces", "prompts", "requests", "templates"],
     ["engine"],
     ["drafters"],
     ["sampling"],
@@ -109,3 +110,10 @@ def test_the_exported_names_are_these() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(paceline, "NoSuchThing")
+
+
+def test_no_test_imports_from_another() -> None:
+    """What several tests need stands in a file of its own."""
+    found = re.compile(r"^(?:from|import) tests[\w.]*\.test_", re.MULTILINE)
+    folder = Path(__file__).parent
+    assert [path.name for path in folder.rglob("*.py") if found.search(path.read_text(encoding="utf-8"))] == []

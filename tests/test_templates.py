@@ -11,8 +11,8 @@ import pytest
 from paceline import LLM, SamplingParams
 from paceline.errors import OptionError
 from paceline.templates import Message, PromptTemplate
-from tests.engine.test_detokenizer import NUM_IDS, tokenizer
 from tests.fakes import tiny_llm, tiny_model
+from tests.tokens import NUM_IDS, tokenizer
 
 OWN = (
     "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"

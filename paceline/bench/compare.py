@@ -19,11 +19,10 @@ import numpy as np
 from paceline.bench.differences import Difference, first_difference
 from paceline.bench.interval import Cost, Estimate, estimate
 from paceline.bench.kept import keep_loaded
-from paceline.drafters.draft_model import DraftModel
 from paceline.engine.stats import SequenceStats
 from paceline.errors import OptionError, PacelineError
 from paceline.llm import LLM
-from paceline.outputs import CompletionOutput, completion
+from paceline.outputs import CompletionOutput, Gathered
 from paceline.params import SamplingParams
 from paceline.prompts import Prompt
 
@@ -168,11 +167,11 @@ def labels(variants: list[Variant]) -> list[str]:
 
 
 def _word(variant: Variant) -> str:
-    config = variant.drafter
+    model = getattr(variant.drafter, "model", None)
     if variant.draft_length is not None:
         return f"{variant.draft_length} drafted"
-    if isinstance(config, DraftModel) and isinstance(config.model, str | Path):
-        return Path(config.model).name
+    if isinstance(model, str | Path):
+        return Path(model).name
     return Path(variant.name.partition(":")[0]).name
 
 
@@ -237,6 +236,7 @@ def run_pass(llm: LLM, plan: Plan, on_done: Callable[[int], None]) -> Pass:
     clock = start = time.perf_counter()
     ids = [llm.add(prompt, plan.params) for prompt in plan.prompts]
     spent = dict.fromkeys(ids, 0.0)
+    gathered = {request_id: Gathered() for request_id in ids}
     try:
         while len(outputs) < len(ids):
             updates = llm.step()
@@ -244,9 +244,10 @@ def run_pass(llm: LLM, plan: Plan, on_done: Callable[[int], None]) -> Pass:
                 before, clock = clock, time.perf_counter()
                 _add_times(result, llm)
             for update in updates:
-                spent[update.sequence.request_id] += (clock - before) / len(updates)
-                if update.finished:
-                    outputs[update.sequence.request_id] = completion(update.sequence)
+                spent[update.request_id] += (clock - before) / len(updates)
+                output = gathered[update.request_id].add(update)
+                if output is not None:
+                    outputs[update.request_id] = output
                     on_done(len(outputs))
         result.seconds = time.perf_counter() - start
     except KeyboardInterrupt:

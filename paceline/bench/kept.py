@@ -1,8 +1,8 @@
-"""A draft model that is loaded once for a whole measurement, whatever its draft length.
+"""A drafter's model that is loaded once for a whole measurement, whatever its draft length.
 
-Every pass begins with a new drafter, since one that remembers answers must not have seen these before. A draft model
-remembers none once its sequences have ended, and reading its weights again for each pass would take minutes. This
-module knows draft models' configs and the drafter contract; it must not know how anything is measured.
+Every pass begins with a new drafter, since one that remembers answers must not have seen these before. A drafter with
+weights remembers none once its sequences have ended, and reading them again for each pass would take minutes. This
+module knows configs with a model and how a drafter is attached; it must not know how anything is measured.
 """
 
 from __future__ import annotations
@@ -11,65 +11,58 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.cache.kv import KVCache
-from paceline.drafters.base import Context, Drafter, Observation, Target
-from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.tree import Proposal
+from paceline.drafters.base import Drafter, Needs, Target
+from paceline.drafters.table import LENGTH
 
 
 def keep_loaded(configs: list[Any]) -> list[Any]:
-    """The same drafters; if the only draft model among them occurs with several lengths or rounds, it stays loaded.
+    """The same drafters; if the only model among them occurs with several lengths or rounds, it stays loaded.
 
-    Two different draft models are read anew each time instead: both at once may not fit beside the target.
+    Two different models are read anew each time instead: both at once may not fit beside the target.
     """
-    drafting = [config for config in configs if isinstance(config, DraftModel)]
-    if not drafting or any(replace(config, num_draft_tokens=1) != _first(drafting) for config in drafting):
+    drafting = [config for config in configs if _has_model(config)]
+    if not drafting or any(_at_length_one(config) != _at_length_one(drafting[0]) for config in drafting):
         return configs
-    longest = max(drafting, key=lambda config: config.num_draft_tokens)
-    shared = _Shared(longest.create())
-    return [Kept(shared, config) if isinstance(config, DraftModel) else config for config in configs]
+    loaded = Loaded(max(drafting, key=lambda config: int(config.num_draft_tokens)).create())
+    return [Kept(loaded, config.num_draft_tokens) if _has_model(config) else config for config in configs]
 
 
-def _first(configs: list[DraftModel]) -> DraftModel:
-    return replace(configs[0], num_draft_tokens=1)
+def _has_model(config: Any) -> bool:
+    return getattr(config, "model", None) is not None
 
 
-class _Shared:
-    """The drafter that has the weights."""
+def _at_length_one(config: Any) -> Any:
+    return replace(config, **{LENGTH: 1})
+
+
+class Loaded:
+    """The drafter that has the weights, which it reads once."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-        self.attached = False
+        self.drafter, self._attached = drafter, False
+        self._needs: Needs | None = None
+
+    def plan(self, target: Target) -> Needs:
+        if self._needs is None:
+            self._needs = self.drafter.plan(target)
+            return self._needs
+        return Needs()  # all it needs it has
+
+    def attach(self, target: Target, cache: KVCache) -> None:
+        if not self._attached:
+            self.drafter.attach(target, cache)
+            self._attached = True
 
 
 class Kept:
-    """A draft model's config whose drafters all use one set of weights."""
+    """One draft length of it: a config, and the drafter it creates. The engine gives no sequence a larger budget."""
 
-    def __init__(self, shared: _Shared, config: DraftModel) -> None:
-        self._shared, self._config = shared, config
+    def __init__(self, loaded: Loaded, num_draft_tokens: int) -> None:
+        self._loaded, self.max_nodes = loaded, num_draft_tokens
+        self.plan, self.attach = loaded.plan, loaded.attach
 
-    def create(self) -> KeptDrafter:
-        return KeptDrafter(self._shared, self._config.num_draft_tokens)
+    def create(self) -> Any:
+        return self
 
-
-class KeptDrafter:
-    """Asks the shared drafter for at most `num_draft_tokens`: the engine gives no sequence a larger budget."""
-
-    def __init__(self, shared: _Shared, num_draft_tokens: int) -> None:
-        self._shared = shared
-        drafter = shared.drafter
-        self.name, self.taps, self.trees, self.on_device = drafter.name, drafter.taps, drafter.trees, drafter.on_device
-        self.max_nodes = num_draft_tokens
-
-    def attach(self, target: Target, cache: KVCache) -> None:
-        if not self._shared.attached:
-            self._shared.drafter.attach(target, cache)
-            self._shared.attached = True
-
-    def observe(self, seen: Observation) -> None:
-        self._shared.drafter.observe(seen)
-
-    def propose(self, context: Context) -> Proposal:
-        return self._shared.drafter.propose(context)
-
-    def forget(self, slots: list[int]) -> None:
-        self._shared.drafter.forget(slots)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loaded.drafter, name)  # all else is the drafter's own

@@ -161,36 +161,28 @@ def _times(data: Data) -> list[Data]:
 # Table
 
 
+HEADS = {
+    "time": "time",
+    "rate": "tokens/s",
+    "speed-up": "speed-up in time",
+    "interval": "95% interval",
+    "in forwards": "speed-up in forwards",
+    "per forward": "tokens per forward",
+    "accepted": "drafts accepted",
+    "repeated": "repeated 4\u2011grams",
+    "same": "same text as plain",
+}
+
+
 def _table(data: Data) -> Data:
     """Heads, and rows of cells; the first is the row's name."""
-    sweep = data["kind"] == "sweep"
-    heads = ["draft length" if sweep else "variant", "time", "tokens/s", "speed-up in time", "95% interval"]
-    heads += [
-        "speed-up in forwards",
-        "tokens per forward",
-        "drafts accepted",
-        "repeated 4\u2011grams",
-        "same text as plain",
-    ]
-    best = data.get("best", {}).get("draft_length")
     rows = [
         {
-            "best": sweep and row["draft_length"] is not None and row["draft_length"] == best,
+            "best": report.is_best(data, row),
             "swept": row["draft_length"] is not None,
             "full": row["name"],
-            "cells": [
-                row["label"] if not sweep or row["draft_length"] is None else str(row["draft_length"]),
-                f"{row['median_seconds']:.2f} s",
-                f"{row['tokens_per_second']:.1f}",
-                f"{row['speed_up']:.2f}×",
-                report.bounds(row["speed_up_interval"]),
-                f"{row['forward_speed_up']:.2f}×",
-                f"{row['tokens_per_forward']:.2f}",
-                report.share(row["acceptance"]),
-                report.share(row["repeated_4grams"]),
-                f"{row['identical']} of {row['answered']}",
-            ],
+            "cells": [report.first_cell(data, row), *(report.CELLS[name](row) for name in HEADS)],
         }
         for row in data["variants"]
     ]
-    return {"heads": heads, "rows": rows}
+    return {"heads": ["draft length" if data["kind"] == "sweep" else "variant", *HEADS.values()], "rows": rows}

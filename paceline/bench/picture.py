@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.page import FEW
+
 Data = dict[str, Any]
 
 # Okabe and Ito's palette, which people with any colour vision can tell apart; grey is plain decoding.
 GREY = "#7f7f7f"
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 MARKERS = "osD^vP"
-FEW = 10  # a share of fewer drafts than these says little
 
 
 def plot(data: Data, path: Path) -> None:

@@ -5,6 +5,7 @@ Reads the layout of `results` alone. Measures nothing, writes no file.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich import box
@@ -22,9 +23,61 @@ BUSY = 1.1  # a forward that checks drafts takes no less time than one that does
 ENOUGH = 8  # prompts; an interval from fewer is not to be trusted far
 
 
+# A variant's figures as they are written in every table, by what the columns are about.
+CELLS: dict[str, Callable[[Data], str]] = {
+    "time": lambda row: f"{row['median_seconds']:.2f} s",
+    "rate": lambda row: f"{row['tokens_per_second']:.1f}",
+    "speed-up": lambda row: f"{row['speed_up']:.2f}×",
+    "interval": lambda row: bounds(row["speed_up_interval"]),
+    "in forwards": lambda row: f"{row['forward_speed_up']:.2f}×",
+    "per forward": lambda row: f"{row['tokens_per_forward']:.2f}",
+    "accepted": lambda row: share(row["acceptance"]),
+    "repeated": lambda row: share(row["repeated_4grams"]),
+    "same": lambda row: f"{row['identical']}/{row['answered']}",
+}
+COMPARED = {
+    "time": "time",
+    "rate": "tokens/s",
+    "speed-up": "speed-up",
+    "interval": "95%\ninterval",
+    "per forward": "tokens/\nforward",
+    "accepted": "drafts\naccepted",
+    "same": "same\ntext",
+}
+SWEPT = {
+    "time": "time",
+    "rate": "tokens\n/s",
+    "speed-up": "speed-up\nin time",
+    "interval": "95%\ninterval",
+    "in forwards": "in\nforwards",
+    "accepted": "drafts\naccepted",
+    "repeated": "repeated\n4-grams",
+    "same": "same\ntext",
+}
+
+
 def table(data: Data) -> Table:
-    """A row a variant."""
-    return _sweep_table(data) if data["kind"] == "sweep" else _compare_table(data)
+    """A row a variant, the best of a sweep in bold; where not all text is plain's, that figure stands out."""
+    sweep = data["kind"] == "sweep"
+    columns = SWEPT if sweep else COMPARED
+    shown = _new_table("draft\nlength" if sweep else "variant", *columns.values())
+    shown.padding = 0 if sweep else shown.padding  # nine columns in eighty characters
+    for row in data["variants"]:
+        cells = {name: Text(CELLS[name](row)) for name in columns}
+        if row["identical"] != row["answered"]:
+            cells["same"].stylize("bold yellow")
+        shown.add_row(Text(first_cell(data, row)), *cells.values(), style="bold" if is_best(data, row) else "")
+    return shown
+
+
+def first_cell(data: Data, row: Data) -> str:
+    """What a row is called: of a sweep, by its draft length."""
+    swept = data["kind"] == "sweep" and row["draft_length"] is not None
+    return str(row["draft_length"]) if swept else str(row["label"])
+
+
+def is_best(data: Data, row: Data) -> bool:
+    return row["draft_length"] is not None and row["draft_length"] == data.get("best", {}).get("draft_length")
 
 
 def _new_table(*heads: str) -> Table:
@@ -37,56 +90,12 @@ def _new_table(*heads: str) -> Table:
     return shown
 
 
-def _compare_table(data: Data) -> Table:
-    heads = ("time", "tokens/s", "speed-up", "95%\ninterval", "tokens/\nforward", "drafts\naccepted", "same\ntext")
-    shown = _new_table("variant", *heads)
-    for row in data["variants"]:
-        shown.add_row(
-            Text(row["label"]),
-            f"{row['median_seconds']:.2f} s",
-            f"{row['tokens_per_second']:.1f}",
-            f"{row['speed_up']:.2f}×",
-            bounds(row["speed_up_interval"]),
-            f"{row['tokens_per_forward']:.2f}",
-            share(row["acceptance"]),
-            _identical(row),
-        )
-    return shown
-
-
-def _sweep_table(data: Data) -> Table:
-    heads = ("time", "tokens\n/s", "speed-up\nin time", "95%\ninterval", "in\nforwards", "drafts\naccepted")
-    shown = _new_table("draft\nlength", *heads, "repeated\n4-grams", "same\ntext")
-    shown.padding = 0  # nine columns in eighty characters
-    best = data.get("best", {}).get("draft_length")
-    for row in data["variants"]:
-        length = row["draft_length"]
-        shown.add_row(
-            "plain" if length is None else str(length),
-            f"{row['median_seconds']:.2f} s",
-            f"{row['tokens_per_second']:.1f}",
-            f"{row['speed_up']:.2f}×",
-            bounds(row["speed_up_interval"]),
-            f"{row['forward_speed_up']:.2f}×",
-            share(row["acceptance"]),
-            share(row["repeated_4grams"]),
-            _identical(row),
-            style="bold" if length is not None and length == best else "",
-        )
-    return shown
-
-
 def bounds(found: list[float] | None) -> str:
     return "–" if found is None else f"{found[0]:.2f}–{found[1]:.2f}"
 
 
 def share(found: float | None) -> str:
     return "–" if found is None else f"{found:.0%}"
-
-
-def _identical(row: Data) -> Text:
-    same = row["identical"] == row["answered"]
-    return Text(f"{row['identical']}/{row['answered']}", style="" if same else "bold yellow")
 
 
 def positions(data: Data) -> Table | None:

@@ -23,12 +23,11 @@ from typing import Any
 
 from paceline import pieces
 from paceline.bench import interval, machine, sweep
-from paceline.bench.compare import Answer, Comparison, Measured, labels
+from paceline.bench.compare import Answer, Comparison, Measured, Variant, labels
 from paceline.bench.differences import Difference
-from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.ngram import NGram
+from paceline.drafters.table import find_config
 
-FIELDS = {"speculative": DraftModel, "ngram": NGram}
+FIELDS = {"speculative": "draft model", "ngram": "n-gram drafter"}  # the names that scripts know, and of what
 MAX_SHOWN = 3  # answers
 MAX_PIECES = 160  # tokens of each
 
@@ -136,11 +135,11 @@ def _record_fields(result: Comparison, taken: dict[str, Any]) -> dict[str, Any]:
     """Every variant under the name that scripts know, or its own."""
     fields: dict[str, Any] = {"default": _record_run(result.plain)}
     left = result.measured[1:]
-    for name, kind in FIELDS.items():
-        found = next((measured for measured in left if isinstance(measured.variant.drafter, kind)), None)
+    for name in FIELDS:
+        found = next((measured for measured in left if _field(measured.variant) == name), None)
         fields[name] = None if found is None else _record_run(found)
         if found is None:
-            fields[f"{name}_reason"] = _reason(result, name, kind)
+            fields[f"{name}_reason"] = _reason(result, name)
         else:
             left.remove(found)
     for measured in left:
@@ -149,11 +148,18 @@ def _record_fields(result: Comparison, taken: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _reason(result: Comparison, name: str, kind: type) -> str:
-    if any(isinstance(variant.drafter, kind) for variant in result.plan.drafters):
+def _field(variant: Variant) -> str | None:
+    """The name that scripts know a variant by: a drafter with a model of its own is the speculative one."""
+    kind = find_config(variant.drafter)
+    if kind is None:
+        return None
+    return "speculative" if kind.has_model else kind.word
+
+
+def _reason(result: Comparison, name: str) -> str:
+    if any(_field(variant) == name for variant in result.plan.drafters):
         return "interrupted before it had an answer"
-    called = {"speculative": "draft model", "ngram": "n-gram drafter"}[name]
-    return f"not asked for: no {called} was named"
+    return f"not asked for: no {FIELDS[name]} was named"
 
 
 def _record_run(measured: Measured) -> dict[str, Any]:

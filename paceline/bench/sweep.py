@@ -12,6 +12,8 @@ from typing import Any
 
 from paceline.bench.compare import Comparison, Measured, Variant, estimate_between
 from paceline.bench.interval import Estimate
+from paceline.drafters.table import LENGTH
+from paceline.drafters.table import listed as listed_drafters
 from paceline.errors import OptionError
 
 MAX_LENGTHS = 64
@@ -36,13 +38,13 @@ def read_lengths(text: str) -> list[int]:
 
 def make_variants(name: str, config: Any, lengths: list[int]) -> list[Variant]:
     """One for each draft length, named as a user would type it."""
-    if not is_dataclass(config) or "num_draft_tokens" not in {item.name for item in fields(config)}:
-        raise OptionError(f"drafter {name!r} has no num_draft_tokens to sweep; give ngram, suffix or a draft model")
+    if not is_dataclass(config) or LENGTH not in {item.name for item in fields(config)}:
+        raise OptionError(f"drafter {name!r} has no {LENGTH} to sweep; give one of {listed_drafters()}")
     bare = getattr(config, "model", None) == name or "=" not in name  # a path may have any sign in it
     variants = []
     for length in lengths:
-        again: Any = replace(config, num_draft_tokens=length)  # type: ignore[type-var]
-        variants.append(Variant(f"{name}{':' if bare else ','}num_draft_tokens={length}", again, length))
+        again: Any = replace(config, **{LENGTH: length})  # type: ignore[type-var]
+        variants.append(Variant(f"{name}{':' if bare else ','}{LENGTH}={length}", again, length))
     return variants
 
 

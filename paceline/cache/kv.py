@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.cache.pages import PagePool
-from paceline.kernels.ops import TOGETHER, LayerCache
+from paceline.kernels.ops import TOGETHER, LayerCache, LayerSpec
 
 
 class KVCache:
     def __init__(self, pool: PagePool, device: torch.device) -> None:
         self.pool, self.device = pool, device
         self.layers: list[LayerCache] = []  # the target's
-        self.tails: Tensor | None = None  # [pages, H·taps]: the tapped states of each full page's last position
+        self.tails: Tensor | None = None  # [pages+1, H·taps]: the tapped states of each full page's last position
         self._epoch = 0
 
-    def add_layers(self, count: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[LayerCache]:
-        """Storage for `count` more layers. Zeros, because masked rows are multiplied by 0, and 0 · NaN is NaN."""
-        rows = -(-self.pool.num_pages * self.pool.block_size // TOGETHER) * TOGETHER
-        shape = (num_kv_heads, rows, head_dim)
+    def add_layers(self, specs: Sequence[LayerSpec]) -> list[LayerCache]:
+        """Storage for more layers. Zeros, because masked rows are multiplied by 0, and 0 · NaN is NaN."""
+        rows = -(-self.pool.num_rows // TOGETHER) * TOGETHER
         # A head's rows lie side by side, since attention reads one head at all positions.
         return [
-            (self._zeros(shape, dtype).transpose(0, 1), self._zeros(shape, dtype).transpose(0, 1)) for _ in range(count)
+            tuple(self._zeros((part.heads, rows, part.width), part.dtype).transpose(0, 1) for part in spec.parts)
+            for spec in specs
         ]
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -42,16 +44,17 @@ class KVCache:
         return self._epoch
 
     def keep_tails(self, width: int, dtype: torch.dtype) -> None:
-        """Make room for `width` tapped values a page."""
-        self.tails = torch.zeros((self.pool.num_pages, width), dtype=dtype, device=self.device)
+        """Make room for `width` tapped values a page; nothing is known yet."""
+        self.tails = torch.zeros((self.pool.num_pages + 1, width), dtype=dtype, device=self.device)
+        self._known = torch.zeros(self.pool.num_pages + 1, dtype=torch.bool, device=self.device)
 
-    def read_tails(self, pages: list[int]) -> Tensor:
-        """[B, H·taps] for B pages; zeros for -1."""
+    def read_tails(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, H·taps] for B pages, and whether each was ever kept; page 0's never is."""
         assert self.tails is not None
-        index = torch.tensor(pages, dtype=torch.int64).to(self.device)
-        return torch.where((index >= 0)[:, None], self.tails[index.clamp(min=0)], 0)
+        return self.tails[pages], self._known[pages]
 
-    def write_tails(self, pages: list[int], rows: list[int], states: Tensor) -> None:
-        if pages and self.tails is not None:
-            index = torch.tensor([pages, rows], dtype=torch.int64).to(self.device)
-            self.tails[index[0]] = states[index[1]].to(self.tails.dtype)
+    def write_tails(self, pages: Tensor, states: Tensor) -> None:
+        """states [T, H·taps] for pages [T]; page 0: not to be kept."""
+        assert self.tails is not None
+        self.tails[pages] = states.to(self.tails.dtype)
+        self._known[pages] = pages > 0

@@ -1,7 +1,8 @@
 """Pages of cache: who holds which, and which full pages can be used again by a prompt that starts the same way.
 
 A page is a number. It is *held* (reference count above 0), *idle* (nobody holds it, but its content is known by its key
-and may be shared again) or *free*. Idle pages are given away, oldest first, when free ones run out.
+and may be shared again) or *free*. Idle pages are given away, oldest first, when free ones run out. Page 0 is none of
+these: it belongs to nobody, and padding rows write there.
 A key is a digest of (namespace, the key of the page before, the page's tokens), so equal keys mean equal prefixes.
 The pool knows nothing of tensors, sequences or drafting.
 """
@@ -26,12 +27,21 @@ def page_key(parent: Key, tokens: list[int], namespace: str = "") -> Key:
 class PagePool:
     def __init__(self, num_pages: int, block_size: int) -> None:
         self.num_pages, self.block_size = num_pages, block_size
-        self.epochs = [0] * num_pages  # which drafter filled the page's drafter rows; 0: none
-        self._refs = [0] * num_pages
-        self._free = deque(range(num_pages))
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing is held and nothing is known."""
+        self.epochs = [0] * (self.num_pages + 1)  # which drafter filled the page's drafter rows; 0: none
+        self._refs = [0] * (self.num_pages + 1)
+        self._free = deque(range(1, self.num_pages + 1))
         self._idle: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._page_of: dict[Key, int] = {}
         self._key_of: dict[int, Key] = {}
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a cache layer: every page's, and those of page 0."""
+        return (self.num_pages + 1) * self.block_size
 
     @property
     def num_available(self) -> int:
@@ -90,7 +100,7 @@ class PagePool:
         held = {page for page, refs in enumerate(self._refs) if refs > 0}
         assert len(free) == len(self._free), "a page is free twice"
         assert not (free & idle) and not (free & held) and not (idle & held), "a page is in two states"
-        assert free | idle | held == set(range(self.num_pages)), "a page was lost"
+        assert free | idle | held == set(range(1, self.num_pages + 1)), "a page was lost"
         assert min(self._refs, default=0) >= 0, "a reference count fell below zero"
         assert {page: key for key, page in self._page_of.items()} == self._key_of, "keys and pages disagree"
         assert idle <= self._key_of.keys(), "an idle page has no key"

@@ -1,8 +1,11 @@
-"""What every sequence has a row of: its committed tokens, its length and its pages.
+"""What every sequence has a row of: its committed tokens, its length, its limit and its pages.
 
-A sequence owns a *slot*, one row of these tables, from admission to finish; a batch is a gather of rows.
-The tables live where the model lives. On a CPU the host sees the same memory through numpy; elsewhere
-writes are collected and sent together by `flush`, so that no single token costs a transfer.
+A sequence owns a *slot*, one row of these tables, from admission to finish; a batch is a gather of rows. The last row
+belongs to nobody: padding reads and writes there.
+
+The tables live where the model lives. On a CPU the host sees the same memory through numpy. Elsewhere they are *apart*:
+a round appends to the device's tables itself (`commit`), rounds before the host has read what was decided (`append`);
+what the host alone decides (a new sequence, its pages) is collected and sent together by `flush`.
 This module knows nothing of scheduling, sampling or drafting.
 """
 
@@ -14,66 +17,88 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_LENGTH, _PROMPT, _LIMIT = range(3)
+
 
 class Table:
-    """A [rows, columns] integer table with a host copy that is always current and a device copy after `flush`."""
+    """[rows, columns] integers: `host` is what the host knows, `tensor` what the device works on."""
 
-    def __init__(self, rows: int, columns: int, device: torch.device) -> None:
+    def __init__(self, rows: int, columns: int, device: torch.device, apart: bool) -> None:
         shared = torch.zeros(rows, columns, dtype=torch.int64)
         self.host: np.ndarray[Any, np.dtype[np.int64]] = shared.numpy()
-        self._apart = device.type != "cpu"
-        self.device = shared.to(device) if self._apart else shared
+        self._apart = apart
+        self.tensor = shared.clone().to(device) if apart else shared
         self._pending: list[tuple[int, int, int]] = []
 
     def write(self, row: int, start: int, values: Any) -> None:
-        """Put `values` (a sequence of ints) at columns start … of a row."""
-        stop = start + len(values)
+        """Put `values` (a sequence of ints) at columns start … of a row, for both sides."""
+        self.learn(row, start, values)
+        if self._apart:
+            self._pending.append((row, start, start + len(values)))
+
+    def learn(self, row: int, start: int, values: Any) -> None:
+        """The same for the host alone: the device has them already."""
         if len(values) == 1:
             self.host[row, start] = values[0]
         else:
-            self.host[row, start:stop] = values
-        if self._apart:
-            self._pending.append((row, start, stop))
+            self.host[row, start : start + len(values)] = values
 
     def flush(self) -> None:
-        """Send what was written since the last flush; nothing to do on a CPU."""
+        """Send what was written since the last flush; nothing to do where memory is shared."""
         if not self._pending:
             return
         spans, self._pending = self._pending, []
         rows = np.concatenate([np.full(stop - start, row) for row, start, stop in spans])
         columns = np.concatenate([np.arange(start, stop) for _, start, stop in spans])
         values = self.host[rows, columns]
-        packed = torch.from_numpy(np.stack([rows, columns, values])).to(self.device.device, non_blocking=True)
-        self.device[packed[0], packed[1]] = packed[2]
+        packed = torch.from_numpy(np.stack([rows, columns, values])).to(self.tensor.device, non_blocking=True)
+        self.tensor[packed[0], packed[1]] = packed[2]
 
 
 class Slots:
-    """The tables, and which slots are free."""
+    """The tables, and which slots are free. `apart`: the device's tables are not the host's memory."""
 
-    def __init__(self, num_slots: int, max_model_len: int, max_pages: int, device: torch.device) -> None:
+    def __init__(
+        self, num_slots: int, max_model_len: int, max_pages: int, device: torch.device, apart: bool | None = None
+    ) -> None:
         self.num_slots, self.device = num_slots, device
-        self.tokens = Table(num_slots, max_model_len + 1, device)  # committed tokens; the newest may lie at the limit
-        self.pages = Table(num_slots, max_pages, device)
-        self._counts = Table(num_slots, 2, device)  # committed length, prompt length
+        self.apart = device.type != "cpu" if apart is None else apart
+        self.null = num_slots  # the row that belongs to nobody
+        self.max_length = max_model_len
+        self.tokens = Table(num_slots + 1, max_model_len + 1, device, self.apart)  # the newest may lie at the limit
+        self.pages = Table(num_slots + 1, max_pages, device, self.apart)
+        self._counts = Table(num_slots + 1, 3, device, self.apart)
+        self._counts.write(self.null, 0, (1, 1, 1))  # full: nothing is ever appended to it
         self._free = list(range(num_slots - 1, -1, -1))
 
     @property
     def lengths(self) -> Tensor:
-        return self._counts.device[:, 0]  # [S]
+        return self._counts.tensor[:, _LENGTH]  # [S+1] committed
 
     @property
     def prompt_lengths(self) -> Tensor:
-        return self._counts.device[:, 1]  # [S]
+        return self._counts.tensor[:, _PROMPT]  # [S+1]
+
+    @property
+    def limits(self) -> Tensor:
+        return self._counts.tensor[:, _LIMIT]  # [S+1] committed tokens never exceed it
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
     def length(self, slot: int) -> int:
-        return int(self._counts.host[slot, 0])
+        """As far as the host knows."""
+        return int(self._counts.host[slot, _LENGTH])
 
     def prompt_length(self, slot: int) -> int:
-        return int(self._counts.host[slot, 1])
+        return int(self._counts.host[slot, _PROMPT])
+
+    def longest(self, slots: list[int]) -> int:
+        """No sequence in these slots is longer than this."""
+        if self.apart:  # the device may be ahead, and what is captured has one width
+            return self.max_length
+        return max((self.length(slot) for slot in slots), default=0)
 
     def take(self) -> int:
         return self._free.pop()
@@ -83,16 +108,32 @@ class Slots:
             raise AssertionError(f"slot {slot} was given back twice")
         self._free.append(slot)
 
-    def begin(self, slot: int, tokens: list[int], prompt_length: int) -> None:
+    def begin(self, slot: int, tokens: list[int], prompt_length: int, limit: int | None = None) -> None:
         """Fill a freshly taken slot with a sequence's committed tokens."""
         self.tokens.write(slot, 0, tokens)
-        self._counts.write(slot, 0, (len(tokens), prompt_length))
+        self._counts.write(slot, 0, (len(tokens), prompt_length, self.max_length if limit is None else limit))
 
     def append(self, slot: int, tokens: list[int]) -> None:
+        """What a round has decided, now that the host has read it. Where tables are apart the device knew before."""
         length = self.length(slot)
-        self.tokens.write(slot, length, tokens)
-        self._counts.write(slot, 0, (length + len(tokens),))
+        self.tokens.learn(slot, length, tokens)
+        self._counts.host[slot, _LENGTH] = length + len(tokens)
+
+    def commit(self, slots: Tensor, tokens: Tensor, counts: Tensor) -> None:
+        """Append the first counts[b] of tokens [B, D] to slots [B], on the device, up to each sequence's limit."""
+        lengths = self.lengths[slots]
+        counts = torch.minimum(counts, self.limits[slots] - lengths).clamp(min=0)
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        inside = place < counts[:, None]
+        rows = torch.where(inside, slots[:, None], self.null)
+        columns = torch.where(inside, lengths[:, None] + place, 0)
+        self.tokens.tensor[rows, columns] = tokens.clamp(min=0)  # -1: none could be sampled; the host will end it
+        self._counts.tensor[slots, _LENGTH] = lengths + counts
 
     def flush(self) -> None:
         for table in (self.tokens, self.pages, self._counts):
             table.flush()
+
+    def reset(self) -> None:
+        """All slots are free."""
+        self._free = list(range(self.num_slots - 1, -1, -1))

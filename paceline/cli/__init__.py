@@ -22,7 +22,7 @@ USAGE_ERROR, INTERRUPTED = 2, 130
 log = logging.getLogger("paceline")
 
 
-class Notices(logging.Handler):
+class NoticeLines(logging.Handler):
     """What the library logs, as one line each on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -33,7 +33,7 @@ class Commands(TyperGroup):
     """Says what paceline refuses in one sentence, and lets Ctrl-C end it without a word."""
 
     def invoke(self, ctx: Any) -> Any:
-        notices = Notices(logging.WARNING)
+        notices = NoticeLines(logging.WARNING)
         log.addHandler(notices)
         try:
             return super().invoke(ctx)

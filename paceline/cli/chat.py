@@ -12,7 +12,6 @@ import typer
 
 from paceline.cli import options, prompting
 from paceline.errors import PacelineError
-from paceline.models.catalog import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from paceline.cli.talk import Talk
@@ -20,35 +19,15 @@ if TYPE_CHECKING:
 QUESTION, MORE = "> ", ". "
 
 
-def chat(
-    ctx: typer.Context,
-    template: options.Template = None,
-    system: options.System = None,
-    drafter: options.Drafter = None,
-    num_draft_tokens: options.NumDraftTokens = None,
-    drafter_quantization: options.DrafterQuantization = None,
-    acceptance: options.Acceptance = "exact",
-    max_tokens: options.MaxTokens = 512,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    stop: options.Stop = None,
-    stop_token_id: options.StopTokenId = None,
-    seed: options.Seed = None,
-    color: options.Color = None,
-    model: options.Model = DEFAULT_MODEL,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    kernels: options.Kernels = "auto",
-    quantization: options.Quantization = None,
-    max_model_len: options.MaxModelLen = None,
-    max_prompt_len: options.MaxPromptLen = None,
-    gpu_memory_utilization: options.GpuMemoryUtilization = None,
-) -> None:
+@options.takes(
+    options.TEMPLATE,
+    options.SYSTEM,
+    options.DRAFTERS,
+    options.sampling("n", "logprobs", max_tokens=512),
+    options.COLOR,
+    options.machine(),
+)
+def chat(ctx: typer.Context) -> None:
     """Talk with a model: several turns, answers as they come, each token in the colour of the drafter that gave it.
 
     Without --drafter, suffix drafts. /help inside lists what may change on the

@@ -1,6 +1,6 @@
 """What users write after `--drafter`, read into a drafter's config.
 
-    none | ngram | suffix | a model's name or path          or any of these but none with options:
+    none | a word of the table of drafters | a model's name or path        any but none with options:
     ngram:max_match=3,min_match=1          draft:model=smollm2-135m,cross_vocabulary=true
 
 The options are the fields of the drafter's own dataclass; nothing is listed twice.
@@ -16,46 +16,39 @@ from typing import Any
 
 from paceline.compat.reading import switch, unknown_option
 from paceline.compat.spec import split
+from paceline.drafters import read_word, table
+from paceline.drafters.table import LENGTH, NONE
 from paceline.errors import OptionError
 
 log = logging.getLogger("paceline")
 
-# What is said of an option that stands beside `--drafter` and of which no drafter there has any use.
-CALLED = {"num_draft_tokens": "a draft length of {}", "quantization": "a draft model's quantization {}"}
-WITHOUT_EFFECT = {
-    "num_draft_tokens": " has no effect without a drafter; --drafter suffix would bring one",
-    "quantization": " has no effect: no draft model was given",
+# An option that stands beside `--drafter`: how it is called, and what is said where no drafter has any use for it.
+BESIDE = {
+    LENGTH: ("a draft length of {}", "has no effect without a drafter; --drafter suffix would bring one"),
+    "quantization": ("a draft model's quantization {}", "has no effect: no draft model was given"),
+    "max_match": ("a match of at most {} tokens", "applies to none of these drafters and is left out"),
+    "min_match": ("a match of at least {} tokens", "applies to none of these drafters and is left out"),
 }
 
 
 def parse(spec: str) -> Any:
     """A drafter's config; None for `none`."""
-    from paceline.drafters import make
-    from paceline.drafters.draft_model import DraftModel
-    from paceline.drafters.ngram import NGram
-    from paceline.drafters.suffix import Suffix
-
     word, options = split(spec)
     if not word:
-        raise OptionError(f"--drafter {spec!r} names no drafter; allowed: none, ngram, suffix, a model's name or path")
-    made = None if word == "draft" else make(word)
-    if not options and word != "draft":
-        return made
-    if word == "none":
-        raise OptionError(f"--drafter {spec!r}: none takes no options")
-    kinds: dict[str, type] = {"ngram": NGram, "suffix": Suffix}
-    kind = kinds.get(word, DraftModel)
-    hints = typing.get_type_hints(kind)
-    values: dict[str, Any] = {} if word in (*kinds, "draft") else {"model": word}
+        raise OptionError(f"--drafter {spec!r} names no drafter; allowed: {table.words()}")
+    if word == NONE:
+        if options:
+            raise OptionError(f"--drafter {spec!r}: none takes no options")
+        return None
+    kind, values = read_word(word)
+    hints = typing.get_type_hints(kind.config)
     for name, text in options.items():
         if name not in hints:
             raise OptionError(f"--drafter {spec!r}: " + unknown_option(name, list(hints)))
         if name in values:
             raise OptionError(f"--drafter {spec!r} gives {name} twice; give it once")
         values[name] = _value(f"--drafter {spec!r}: {name}={text!r}", text, hints[name])
-    if kind is DraftModel and "model" not in values:
-        raise OptionError(f"--drafter {spec!r} needs a model; write draft:model=NAME")
-    return kind(**values)
+    return kind.make(values)
 
 
 def settle(name: str, value: Any, specs: Sequence[str], configs: list[Any], quiet: bool = False) -> list[Any]:
@@ -65,26 +58,27 @@ def settle(name: str, value: Any, specs: Sequence[str], configs: list[Any], quie
     """
     if value is None:
         return configs
-    _check(name, value)
+    called, unused = BESIDE[name]
+    told = called.format(value)
+    _check(name, value, told)
     has = [config is not None and name in {item.name for item in dataclasses.fields(config)} for config in configs]
     free = [one and name not in split(spec)[1] for one, spec in zip(has, specs, strict=True)]
-    told = CALLED[name].format(value)
     if not any(has) and not quiet:
-        log.warning("%s", told + WITHOUT_EFFECT[name])
+        log.warning("%s", f"{told} {unused}")
     for spec, config, one in zip(specs, configs, has):
         if one and not any(free) and getattr(config, name) != value and not quiet:
             raise OptionError(f"--drafter {spec} and {told} contradict each other; give one")
     return [dataclasses.replace(config, **{name: value}) if one else config for config, one in zip(configs, free)]
 
 
-def _check(name: str, value: Any) -> None:
+def _check(name: str, value: Any, told: str) -> None:
     """A value is refused whether or not a drafter takes it."""
     from paceline.kernels.quantise import check_quantization
 
     if name == "quantization":
         check_quantization(value)
     elif value < 1:
-        raise OptionError(f"{CALLED[name].format(value)} is not allowed; allowed: 1 or more")
+        raise OptionError(f"{told} is not allowed; allowed: 1 or more")
 
 
 def combine(configs: list[Any]) -> Any:

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli import loading, options, prompting
+from paceline.cli.options import option
 from paceline.errors import OptionError
-from paceline.models.catalog import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from paceline.cli.show import Painter
@@ -31,53 +31,26 @@ SHOW_HELP = (
     "Show which drafter gave each token, and which are the target's own, in colours with a legend. Takes "
     "--drafter suffix where none was given."
 )
-N_HELP = "How many answers; the first streams, the others follow it."
-LOGPROBS_HELP = "Tell each token's log-probability and this many alternatives, on standard error."
 JSON_HELP = "Write one JSON object when all is done: text, token ids, origins, figures."
+STATS_HELP = "Say afterwards what it took, on standard error."
 FILE_HELP = "Read the prompt from a file."
 
 
+@options.takes(
+    options.CHAT_OR_RAW,
+    options.SYSTEM,
+    options.DRAFTERS,
+    options.sampling(max_tokens=256),
+    options.COLOR,
+    options.machine(),
+)
 def generate(
     ctx: typer.Context,
     prompt: Annotated[list[str] | None, typer.Argument(help=PROMPT_HELP, show_default=False, metavar="PROMPT")] = None,
-    file: Annotated[Path | None, typer.Option(help=FILE_HELP, rich_help_panel=options.PROMPT)] = None,
-    chat: options.Chat = None,
-    template: options.Template = None,
-    system: options.System = None,
-    drafter: options.Drafter = None,
-    num_draft_tokens: options.NumDraftTokens = None,
-    drafter_quantization: options.DrafterQuantization = None,
-    acceptance: options.Acceptance = "exact",
-    max_tokens: options.MaxTokens = 256,
-    min_tokens: options.MinTokens = 0,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    stop: options.Stop = None,
-    stop_token_id: options.StopTokenId = None,
-    bad_word: options.BadWord = None,
-    ignore_eos: options.IgnoreEos = False,
-    seed: options.Seed = None,
-    n: Annotated[int, typer.Option("--n", help=N_HELP, rich_help_panel=options.SAMPLING)] = 1,
-    show_drafts: Annotated[
-        bool, typer.Option("--show-drafts", help=SHOW_HELP, rich_help_panel=options.SHOWING)
-    ] = False,
-    color: options.Color = None,
-    stats: options.Stats = False,
-    logprobs: Annotated[int | None, typer.Option(help=LOGPROBS_HELP, rich_help_panel=options.SHOWING)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP, rich_help_panel=options.SHOWING)] = False,
-    model: options.Model = DEFAULT_MODEL,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    kernels: options.Kernels = "auto",
-    quantization: options.Quantization = None,
-    max_model_len: options.MaxModelLen = None,
-    max_prompt_len: options.MaxPromptLen = None,
-    gpu_memory_utilization: options.GpuMemoryUtilization = None,
+    file: Annotated[Path | None, option(options.PROMPT, FILE_HELP)] = None,
+    show_drafts: Annotated[bool, option(options.SHOWING, SHOW_HELP, "--show-drafts")] = False,
+    stats: Annotated[bool, option(options.SHOWING, STATS_HELP, "--stats")] = False,
+    as_json: Annotated[bool, option(options.SHOWING, JSON_HELP, "--json")] = False,
 ) -> None:
     """Complete a prompt, or answer it where the model has a chat template, and write the text as it comes.
 
@@ -89,7 +62,7 @@ def generate(
 
 def run(chosen: dict[str, Any]) -> None:
     """From options to text. What can be refused without the model is refused before it is loaded."""
-    prompting.check(chosen["chat"], chosen["template"], chosen["system"])
+    prompting.check(chosen["chat"], chosen["prompt_template"], chosen["system"])
     words = chosen["prompt"]
     text = prompting.read_text(" ".join(words) if words else None, chosen["file"])
     params = loading.read_params(chosen)
@@ -142,7 +115,7 @@ def write(llm: LLM, asked: Prompt, params: SamplingParams, chosen: dict[str, Any
 def _write_all(llm: LLM, asked: Prompt, params: SamplingParams, painter: Painter) -> list[CompletionOutput]:
     from paceline.pieces import Piece, Pieces
 
-    streams = [Pieces(llm.tokenizer, asked.ids) for _ in range(params.n)]
+    streams = [Pieces(llm.tokenizer, asked.ids, params.skip_special_tokens) for _ in range(params.n)]
     held: list[list[Piece]] = [[] for _ in range(params.n)]
     outputs: list[CompletionOutput | None] = [None] * params.n
     turn = 0

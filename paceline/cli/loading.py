@@ -3,57 +3,50 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from paceline.cli import drafters
+from paceline.cli import drafters, options
+from paceline.drafters.table import LENGTH
+from paceline.engine.options import EngineOptions
 from paceline.errors import FetchError
 from paceline.models import catalog
+from paceline.params import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
-    from paceline.params import SamplingParams
-
-# How an option is called where the field of the library's dataclass has another name.
-SAMPLING_NAMES = {"stop_token_id": "stop_token_ids", "bad_word": "bad_words"}
-ENGINE_NAMES = {"template": "prompt_template"}
 
 
-def read_params(options: Mapping[str, Any]) -> SamplingParams:
+def read_params(chosen: Mapping[str, Any]) -> SamplingParams:
     """The sampling parameters among a command's options."""
-    from paceline.params import SamplingParams
-
-    chosen = _fields(SamplingParams, options, SAMPLING_NAMES)
-    if "stop" in chosen:
-        chosen["stop"] = [text.replace("\\n", "\n").replace("\\t", "\t") for text in chosen["stop"]]
-    return SamplingParams(**chosen)
+    return SamplingParams(**options.read(SamplingParams, chosen))
 
 
-def read_drafter(specs: list[str] | None, options: Mapping[str, Any], quiet: bool = False) -> Any:
+def read_drafter(specs: list[str] | None, chosen: Mapping[str, Any], quiet: bool = False) -> Any:
     """What `--drafter`, given any number of times, means to one engine; None: plain decoding.
 
     quiet: whoever asks for other drafters later on is not told again what does not apply to these.
     """
     named = specs or []
     configs = [drafters.parse(spec) for spec in named]
-    configs = drafters.settle("num_draft_tokens", options.get("num_draft_tokens"), named, configs, quiet)
-    return drafters.combine(drafters.settle("quantization", options.get("drafter_quantization"), named, configs, quiet))
+    configs = drafters.settle(LENGTH, chosen.get(LENGTH), named, configs, quiet)
+    return drafters.combine(drafters.settle("quantization", chosen.get("drafter_quantization"), named, configs, quiet))
 
 
-def load(options: Mapping[str, Any], drafter: Any, **fixed: Any) -> LLM:
+def load(chosen: Mapping[str, Any], drafter: Any, **fixed: Any) -> LLM:
     """The model that the options name, with a sign of life on the terminal."""
-    from paceline.engine.options import EngineOptions
     from paceline.llm import LLM
 
-    known = catalog.find(options["model"])
-    model = options["model"] if known is None else known.name
+    engine = {**options.read(EngineOptions, {**chosen, "seed": None}), **fixed}  # a command's seed is its request's
+    EngineOptions(**engine)  # what it refuses is refused before anything is fetched
+    known = catalog.find(chosen["model"])
+    model = chosen["model"] if known is None else known.name
     fetch_known([model, *draft_models(drafter)])
     with waiting(f"loading {model}", model):
-        return LLM(model, drafter, **_fields(EngineOptions, options, ENGINE_NAMES), **fixed)
+        return LLM(model, drafter, **engine)
 
 
 def draft_models(drafter: Any) -> list[str]:
@@ -88,10 +81,3 @@ def fetch(name: str) -> Path:
         raise FetchError(
             f"{error}, or copy {known.filename} from a machine that has it (paceline models says where) to {place}"
         ) from None
-
-
-def _fields(kind: type, options: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The options that were given and are fields of a dataclass, under the names they have there."""
-    known = {field.name for field in dataclasses.fields(kind) if field.init}
-    given = {names.get(name, name): value for name, value in options.items() if value is not None and value != ()}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items() if name in known}

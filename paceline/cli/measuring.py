@@ -12,12 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 
 from paceline.cli import loading, options, prompting
+from paceline.cli.options import option
 from paceline.errors import OptionError, PacelineError
-from paceline.models import catalog
 
 if TYPE_CHECKING:
     from paceline.bench.compare import Comparison, Plan, Variant
@@ -27,36 +26,39 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("paceline")
 
-MEASURING, FILES = "Measuring", "Files"
-SHOW_HELP = "Show an answer, coloured by origin; by default on a terminal."
-DATASET_HELP = "A .jsonl or .jsonl.gz file with turns, prompt, question or text; else our own prompts."
-DEMO_HELP = "Our own prompts: te (English, the default), tc (Chinese) or chat (conversations)."
-
-DatasetPath = Annotated[Path | None, typer.Option(help=DATASET_HELP, rich_help_panel=options.PROMPT, metavar="FILE")]
-Demo = Annotated[str | None, typer.Option(help=DEMO_HELP, rich_help_panel=options.PROMPT, metavar="NAME")]
-BatchSize = Annotated[int, typer.Option(help="Prompts answered at the same time.", rich_help_panel=MEASURING)]
-Rounds = Annotated[
-    int, typer.Option(help="Repetitions, all variants in turn; the median counts.", rich_help_panel=MEASURING)
-]
-Seed = Annotated[
-    int, typer.Option(help="Of the sampling noise, where the temperature is above 0.", rich_help_panel=options.SAMPLING)
-]
-Show = Annotated[
-    bool | None,
-    typer.Option("--show/--no-show", help=SHOW_HELP, show_default=False, rich_help_panel=options.SHOWING),
-]
+DATASET = "A .jsonl or .jsonl.gz file with turns, prompt, question or text; else our own prompts."
+DEMO = "Our own prompts: te (English, the default), tc (Chinese) or chat (conversations)."
+SHOW = option(
+    options.SHOWING,
+    "Show an answer, coloured by origin; by default on a terminal.",
+    "--show/--no-show",
+    show_default=False,
+)
+ROUNDS = "Repetitions, all variants in turn; the median counts."
+# Answers are compared as tokens, one for each prompt, under the rule that keeps every token.
+OPTIONS: tuple[options.Group, ...] = (
+    {
+        "demo": (Annotated[str | None, option(options.PROMPT, DEMO, metavar="NAME")], None),
+        "dataset_path": (Annotated[Path | None, option(options.PROMPT, DATASET, metavar="FILE")], None),
+    },
+    options.CHAT_OR_RAW,
+    options.sampling("n", "logprobs", "skip_special_tokens", max_tokens=128, seed=0),
+    {
+        "rounds": (Annotated[int, option(options.MEASURING, ROUNDS)], 1),
+        "batch_size": (Annotated[int, option(options.MEASURING, "Prompts answered at the same time.")], 1),
+        "show": (Annotated[bool | None, SHOW], None),
+    },
+    options.machine("acceptance"),
+)
 
 
 def run(kind: str, chosen: dict[str, Any], variants: list[Variant], questions: list[Question], params: Any) -> None:
     """Load, measure, write and show; Ctrl-C keeps what was measured."""
     from paceline.bench import results
 
-    prompting.check(chosen["chat"], chosen["template"])
+    prompting.check(chosen["chat"], chosen["prompt_template"])
     errors = Console(stderr=True)
-    for variant in variants:
-        for name in loading.draft_models(variant.drafter):
-            if catalog.find(name) is not None:
-                loading.fetch(name)
+    loading.fetch_known([name for variant in variants for name in loading.draft_models(variant.drafter)])
     # No variant may profit from pages that another computed, so nothing is shared between requests.
     llm = loading.load(chosen, None, max_num_seqs=chosen["batch_size"], prefix_caching=False)
     plan = make_plan(llm, questions, chosen, params, variants)
@@ -105,12 +107,12 @@ def make_plan(
 ) -> Plan:
     """Questions as prompts, checked against the model before anything runs."""
     from paceline.bench.compare import Plan
-    from paceline.prompts import check_params
+    from paceline.requests import check
 
     prompts = [to_prompt(llm, question, chosen) for question in questions]
     for question, prompt in zip(questions, prompts):
         try:
-            check_params(params, prompt, llm.config.vocab_size, llm.max_model_len)
+            check(prompt, params, llm.tokenizer, llm.limits)
         except OptionError as error:
             raise OptionError(f"prompt {question.name!r}: {error}") from None
     lost = sum(_is_lossy(llm, question, prompt) for question, prompt in zip(questions, prompts))

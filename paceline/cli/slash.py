@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.drafters import table
 from paceline.errors import OptionError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def obey(talk: Talk, line: str) -> str | None:
 
 def _drafter(talk: Talk, argument: str) -> str:
     if not argument:
-        return f"drafter: {talk.drafter_name}; /drafter none, ngram, suffix or a model's name or path changes it"
+        return f"drafter: {talk.drafter_name}; /drafter with {table.words()} changes it"
     talk.set_drafter(argument.split())
     return "\n".join([f"drafter: {talk.drafter_name}", *talk.legend(["accepted"])])
 
@@ -88,7 +89,7 @@ def _quit(talk: Talk, argument: str) -> None:
 
 
 COMMANDS = {
-    "drafter": Slash("SPEC", "none, ngram, suffix, a model; several in order", _drafter),
+    "drafter": Slash("SPEC", f"{table.NONE}, {table.listed()}, a model; several in order", _drafter),
     "temperature": Slash("X", "0 takes the likeliest token", _temperature),
     "template": Slash("NAME", "own, none, llama, vicuna, a Jinja file", _template),
     "system": Slash("TEXT", "the system message; none for no message", _system),

@@ -32,10 +32,10 @@ class Talk:
         self.params = loading.read_params(chosen)
         specs = chosen["drafter"] or ["suffix"]
         config = loading.read_drafter(specs, chosen)
-        self.llm = loading.load({**chosen, "template": None}, None, max_num_seqs=1, prefix_caching=True)
+        self.llm = loading.load({**chosen, "prompt_template": None}, None, max_num_seqs=1, prefix_caching=True)
         if self.llm.tokenizer is None:
             raise OptionError(f"{self.model} has no tokenizer, so it cannot chat; give a model that has one")
-        self.conversation = Conversation(self.llm, chosen["template"], chosen["system"])
+        self.conversation = Conversation(self.llm, chosen["prompt_template"], chosen["system"])
         self.painter = show.Painter(sys.stdout, chosen["color"])
         with loading.waiting("timing plain decoding", self.model):
             self.plain = measure_plain(self.llm)
@@ -89,7 +89,12 @@ class Talk:
     def _stream(self, prompt: Prompt) -> tuple[str, CompletionOutput | None]:
         """The answer as it comes, then what it took; what was said of it, and the whole output unless stopped."""
         params = dataclasses.replace(self.params, stop=[*self.params.stop_strings, *self.conversation.stops])
-        pieces, taken, said, output = Pieces(self.llm.tokenizer, prompt.ids), Figures(), "", None
+        pieces, taken, said, output = (
+            Pieces(self.llm.tokenizer, prompt.ids, params.skip_special_tokens),
+            Figures(),
+            "",
+            None,
+        )
         drafting, before, start = self.llm.engine.drafter is not None, self.llm.engine.stats.rounds, time.perf_counter()
         answer: Any = self.llm.stream({"prompt": prompt.text, "prompt_token_ids": prompt.ids}, params)
         with contextlib.suppress(KeyboardInterrupt), contextlib.closing(answer), interruptible() as pressed, silent():

@@ -1,10 +1,10 @@
 """Foreign spellings of options, and only here: what other systems call things, translated into our words."""
 
-from paceline.compat.drafter import make
 from paceline.compat.flags import Flag, rewrite_flags, takes_value
 from paceline.compat.library import read_request, translate
 from paceline.compat.reading import Notices, unknown_option
 from paceline.compat.table import SPELLINGS, Spelling
+from paceline.drafters import make
 
 __all__ = [
     "SPELLINGS",

@@ -9,20 +9,11 @@ from typing import Any
 from paceline.compat import drafter, spec, table
 from paceline.compat.library import add_lengths
 from paceline.compat.reading import FALSE, TRUE, Notices, Reading, switch, unknown_option
+from paceline.drafters.table import MODEL
 from paceline.errors import OptionError
 
-# They bound memory and lengths and never change the text, so a command may do without them.
-BOUNDS = (
-    "max_model_len",
-    "max_prompt_len",
-    "max_num_seqs",
-    "block_size",
-    "num_pages",
-    "prefix_caching",
-    "max_batched_tokens",
-    "gpu_memory_utilization",
-    "tensor_parallel_size",
-)
+# Every command settles these by itself, and they never change the text.
+SETTLED = ("max_num_seqs", "prefix_caching")
 DRAFT_LENGTHS = ("--num-draft-tokens", "--num-speculative-tokens", "--gamma")
 DRAFT_MODELS = ("--draft-model", "--speculative-model")
 # Options of a drafter for which a command may have a flag, whichever drafter it is.
@@ -120,7 +111,7 @@ def _settle_drafter(reading: Reading, own: Sequence[Flag], declared: Mapping[str
         raise OptionError(f"--drafter and {written} were both given; give one")
     kind, options = chosen
     names = {"model": DRAFT_MODELS, **OF_DRAFTERS}
-    if kind == "draft" and any(name in declared for name in DRAFT_MODELS) and options.keys() <= names.keys():
+    if kind == MODEL.word and any(name in declared for name in DRAFT_MODELS) and options.keys() <= names.keys():
         return [
             *own,
             *(
@@ -139,7 +130,7 @@ def _kind(flag: Flag) -> str:
     value = flag.value or ""
     if flag.name == "--drafter":
         return drafter.kind_of(spec.split(value)[0])
-    return "ngram" if value in drafter.BY_NGRAM else "draft"
+    return "ngram" if value in drafter.BY_NGRAM else MODEL.word
 
 
 def _complete(
@@ -181,11 +172,8 @@ def _flags(reading: Reading, option: tuple[str, Any], declared: Mapping[str, Any
     ours, value = option
     written = reading.written(ours)
     names = dict.fromkeys([table.FLAGS.get(ours, ""), "--" + ours.replace("_", "-")])
-    if ours in BOUNDS and not any(name in declared for name in names):
-        if ours == "tensor_parallel_size" and str(value) != "1":
-            raise OptionError(f"{written} is not supported yet; allowed: 1 (one device)")
-        if ours != "tensor_parallel_size":
-            reading.notes.append(f"{written} has no effect on {command}")
+    if ours in SETTLED and not any(name in declared for name in names):
+        reading.notes.append(f"{written} has no effect on {command}")
         return []
     name = _declared((name for name in names if name), written, declared, command)
     if declared[name].is_flag:

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.compat import drafter, table
 from paceline.compat.reading import Notices, Reading, show, whole
+from paceline.drafters import make
 from paceline.errors import OptionError
 from paceline.params import SamplingParams
 
@@ -73,7 +74,7 @@ def _complete(reading: Reading, given: Any, parts: Mapping[str, Any]) -> Any:
             where = f"{show('drafter', given)}(…), which has its own; give it there"
             raise OptionError(f"{reading.written(f'draft.{part}')} stands beside {where}")
         return given
-    config: Any = drafter.make(given)
+    config: Any = make(given)
     return given if config is None else replace(config, **drafter.complete(reading, kinds[0], {}, parts))
 
 
@@ -88,7 +89,10 @@ def read_request(given: Mapping[str, Any], prompt_length: int, notices: Notices)
     _settle_length(reading, prompt_length)
     _settle_sampling(reading)
     notices.say(reading.notes)
-    return {name: value for name, value in reading.found().items() if value is not None}
+    told = {name: value for name, value in reading.found().items() if value is not None}
+    if "max_tokens" in given and given["max_tokens"] is None:  # the one None that says something: up to the length
+        told["max_tokens"] = None
+    return told
 
 
 def _settle_sampling(reading: Reading) -> None:

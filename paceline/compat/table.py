@@ -10,27 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paceline.drafters.table import KINDS, MODEL, find, find_method, listed, loadable
+
 LIBRARY, COMMAND_LINE, BOTH = "library", "command line", "both"
 VLLM, LMFLOW, COLOSSAL, PADDLE = "vLLM", "LMFlow", "Colossal-Inference", "PaddleNLP"
 SAME, RENAMED, NO_EFFECT, REFUSED, LATER = "same", "renamed", "no effect", "refused", "later"
 
-# An option of a drafter: the library's words, then the command line's.
+# What to type for a part of a drafter, in the library and on the command line, where no row of its table says it.
 PARTS = {
-    "model": ("drafter=DraftModel(…)", "--drafter draft:model=…"),
     "num_draft_tokens": ("the drafter's num_draft_tokens=…", "--num-draft-tokens"),
-    "min_match": ("drafter=NGram(min_match=…)", "--drafter ngram:min_match=…"),
-    "max_match": ("drafter=NGram(max_match=…)", "--drafter ngram:max_match=…"),
-    "cross_vocabulary": ("DraftModel(cross_vocabulary=…)", "--drafter draft:cross_vocabulary=…"),
     "quantization": ("DraftModel(quantization=…)", "--drafter-quantization"),
-    "max_tree_depth": ("drafter=Suffix(max_tree_depth=…)", "--drafter suffix:max_tree_depth=…"),
-    "max_cached_requests": ("drafter=Suffix(max_cached_requests=…)", "--drafter suffix:max_cached_requests=…"),
-    "max_spec_factor": ("drafter=Suffix(max_spec_factor=…)", "--drafter suffix:max_spec_factor=…"),
-    "min_token_prob": ("drafter=Suffix(min_token_prob=…)", "--drafter suffix:min_token_prob=…"),
     "method=none": ("drafter=None", "--drafter none"),
-    "method=ngram": ("drafter=NGram(…)", "--drafter ngram"),
     "method=reference": ("drafter=NGram(rule='reference')", "--drafter ngram:rule=reference"),
-    "method=suffix": ("drafter=Suffix(…)", "--drafter suffix"),
-    "method=draft": ("drafter=DraftModel(…)", "--drafter draft:model=…"),
 }
 FLAGS = {"prompt_template": "--template", "stop_token_ids": "--stop-token-id", "default_max_tokens": "--max-tokens"}
 
@@ -71,9 +62,19 @@ class Spelling:
         name, equals, value = self.to.partition("=")
         if name.startswith("draft."):
             part = self.to.removeprefix("draft.")
-            return PARTS[part] if part in PARTS else PARTS[name.removeprefix("draft.")]
+            return PARTS.get(part) or PARTS.get(name.removeprefix("draft.")) or _of_drafter(part)
         flag = FLAGS.get(name, "--" + name.replace("_", "-"))
         return (f"{name}={value}", f"{flag} {value}") if equals else (name, flag)
+
+
+def _of_drafter(part: str) -> tuple[str, str]:
+    """A kind of drafter, or an option of the kind that has it; a model is what draft models have."""
+    name, _, method = part.partition("=")
+    if name in ("method", "model"):
+        kind = find(method) or MODEL
+        return f"drafter={kind.config.__name__}(…)", f"--drafter {kind.word}{':model=…' if kind.has_model else ''}"
+    kind = next(kind for kind in loadable() if name in kind.options)
+    return f"drafter={kind.config.__name__}({name}=…)", f"--drafter {kind.word}:{name}=…"
 
 
 def named(name: str, where: str) -> list[Spelling]:
@@ -135,10 +136,13 @@ def _speculative_config() -> Iterator[Spelling]:
     def key(name: str, to: str, effect: str = RENAMED, value: str = "", note: str = "") -> Spelling:
         return Spelling(VLLM, f"speculative_config.{name}", to, effect, value=value, note=note)
 
-    for method, ours in (("ngram", "ngram"), ("suffix", "suffix"), ("draft_model", "draft")):
-        yield key("method", f"draft.method={ours}", value=method)
-    for method in ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "deepseek_mtp"):
-        yield key("method", "", LATER, method, "supported: ngram, suffix, draft_model")
+    methods = {method: kind for kind in KINDS for method in kind.methods}
+    supported = f"supported: {', '.join(method for method, kind in methods.items() if kind.loads)}"
+    for method, kind in methods.items():
+        if kind.loads:
+            yield key("method", f"draft.method={kind.word}", value=method)
+        else:
+            yield key("method", "", LATER, method, supported)
     yield key("model", "draft.model")
     yield key("num_speculative_tokens", "draft.num_draft_tokens")
     yield key("prompt_lookup_max", "draft.max_match")
@@ -198,7 +202,7 @@ def _colossal() -> Iterator[Spelling]:
         yield Spelling(COLOSSAL, name, "", NO_EFFECT)
     for name in ("use_glide_drafter", "glimpse_large_kv"):
         yield Spelling(COLOSSAL, name, "", SAME, value="False")
-        yield Spelling(COLOSSAL, name, "", LATER, note="supported drafters: ngram, suffix, draft models")
+        yield Spelling(COLOSSAL, name, "", LATER, note=f"drafters that load: {listed()}")
 
 
 def _paddle() -> Iterator[Spelling]:
@@ -208,10 +212,13 @@ def _paddle() -> Iterator[Spelling]:
     yield Spelling(PADDLE, "speculate_method", "draft.method=none", RENAMED, value="None")
     reference = "inference_with_reference"
     yield Spelling(PADDLE, "speculate_method", "draft.method=reference", RENAMED, value=reference)
-    yield Spelling(PADDLE, "speculate_method", "draft.method=draft", RENAMED, value="draft_model")
-    for method in ("mtp", "eagle"):
-        note = "supported: inference_with_reference, draft_model"
-        yield Spelling(PADDLE, "speculate_method", "", LATER, value=method, note=note)
+    methods = {method: find_method(method) for method in ("draft_model", "mtp", "eagle")}
+    supported = ", ".join([reference, *(method for method, kind in methods.items() if kind.loads)])
+    for method, kind in methods.items():
+        if kind.loads:
+            yield Spelling(PADDLE, "speculate_method", f"draft.method={kind.word}", RENAMED, value=method)
+        else:
+            yield Spelling(PADDLE, "speculate_method", "", LATER, value=method, note=f"supported: {supported}")
     yield Spelling(PADDLE, "speculate_max_draft_token_num", "draft.num_draft_tokens", RENAMED)
     yield Spelling(PADDLE, "speculate_max_ngram_size", "draft.max_match", RENAMED)
     yield Spelling(PADDLE, "draft_model_name_or_path", "draft.model", RENAMED)
@@ -219,8 +226,8 @@ def _paddle() -> Iterator[Spelling]:
     for name, to in (("quant_type", "quantization"), ("draft_model_quant_type", "draft.quantization")):
         for bits in ("int8", "int4"):
             yield Spelling(PADDLE, name, f"{to}={bits}", RENAMED, value=f"weight_only_{bits}")
-        for kind in ("a8w8", "a8w8c8", "a8w8_fp8"):
-            yield Spelling(PADDLE, name, "", REFUSED, value=kind, note=supported)
+        for bits in ("a8w8", "a8w8c8", "a8w8_fp8"):
+            yield Spelling(PADDLE, name, "", REFUSED, value=bits, note=supported)
     yield Spelling(PADDLE, "total_max_length", "max_model_len", RENAMED)
     counts = "counts new tokens, as PaddleNLP's predictor counts"
     yield Spelling(PADDLE, "max_length", "max_tokens", RENAMED, COMMAND_LINE, note=counts)

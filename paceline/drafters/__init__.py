@@ -1,40 +1,58 @@
-"""Drafters, and the one table that turns what a user wrote into one."""
+"""Drafters, and what turns whatever a user wrote into a drafter's config by the one table of them (`table`)."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.drafters import formats, table
+from paceline.drafters.table import LENGTH, NONE, Kind
 from paceline.errors import OptionError
 
 if TYPE_CHECKING:
     from paceline.drafters.base import DrafterConfig
 
 
-def make(drafter: Any) -> DrafterConfig | None:
-    """A drafter's config from a config object, a word, or the path or name of a model; None stays None."""
-    from paceline.drafters.draft_model import DraftModel
-    from paceline.drafters.ngram import NGram
-    from paceline.drafters.suffix import Suffix
+def read_word(word: str) -> tuple[Kind, dict[str, Any]]:
+    """The kind that a word or path names, and the options it gives by itself: a model's are its name."""
+    there = Path(word).exists()
+    kind = None if there else table.find(word)
+    if kind is not None:
+        return kind, {}
+    known = [NONE, *(one.word for one in table.KINDS)]
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    if near and not there:
+        raise OptionError(f"drafter {word!r} is not known and no such path exists; did you mean {near[0]!r}?")
+    held = formats.find_in_folder(word)
+    if held is not None and not held.loads:
+        raise formats.not_yet(word, held)
+    return held or table.MODEL, {"model": word}
 
-    words: dict[str, type] = {"ngram": NGram, "suffix": Suffix}
-    if drafter is None or drafter == "none":
+
+def make(given: Any, num_draft_tokens: int | None = None) -> DrafterConfig | None:
+    """A drafter's config from whatever a user may give: a word, a model's name, path or object, a config; or None.
+
+    num_draft_tokens: the draft length of one that does not bring its own.
+    """
+    config: Any
+    if given is None or given == NONE:
         return None
-    if isinstance(drafter, str) and drafter in words:
-        config: DrafterConfig = words[drafter]()
-        return config
-    if isinstance(drafter, str | Path):
-        near = difflib.get_close_matches(str(drafter), [*words, "none"], n=1, cutoff=0.75)
-        if near and not Path(drafter).exists():
-            raise OptionError(
-                f"drafter {str(drafter)!r} is not known and no such path exists; did you mean {near[0]!r}?"
-            )
-        return DraftModel(str(drafter))
-    if hasattr(drafter, "create"):
-        made: DrafterConfig = drafter
+    if isinstance(given, str | Path):
+        kind, options = read_word(str(given))
+        config = kind.make(options)
+    elif hasattr(given, "state_dict"):  # a loaded model
+        config = table.MODEL.make({"model": given})
+    elif hasattr(given, "create"):
+        config = given
+    else:
+        raise OptionError(
+            f"drafter={given!r} is not a drafter; allowed: {table.words()}, or an object such as NGram(…), Suffix(…), "
+            "DraftModel(…), FirstOf(…)"
+        )
+    if num_draft_tokens is None or config is given:
+        made: DrafterConfig = config
         return made
-    raise OptionError(
-        f"drafter={drafter!r} is not a drafter; allowed: None, {', '.join(words)}, a model's name or path, or an "
-        "object such as NGram(…), Suffix(…), DraftModel(…), FirstOf(…)"
-    )
+    changed: DrafterConfig = dataclasses.replace(config, **{LENGTH: num_draft_tokens})
+    return changed

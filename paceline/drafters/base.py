@@ -2,19 +2,26 @@
 
 A drafter sees committed tokens, the states it tapped and, through `Context.draw`, the way tokens are picked.
 It never sees stop tokens, sampling parameters, acceptance rules or scheduling, and never imports the engine.
+
+One that says `on_device` works in tensors of fixed shape alone: neither `observe` nor `propose` reads data on the host,
+so rounds can be launched before earlier ones have been read, and a round can be captured.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from paceline.cache.slots import Slots
 from paceline.drafters.tree import Proposal
+from paceline.kernels.ops import LayerSpec
 from paceline.models.base import FINAL
+from paceline.models.batch import Batch
+from paceline.sampling.verify import Followed, Verdict
 
 if TYPE_CHECKING:
     from paceline.cache.kv import KVCache
@@ -29,45 +36,128 @@ class Taps:
     node_logits: bool = False  # the target's raw logits at every node
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a drafter will allocate, asked before the cache is sized."""
+
+    layers: tuple[LayerSpec, ...] = ()  # of its own, under the target's pages
+    tail_width: int = 0  # tapped values kept of every page's last position
+    bytes: int = 0  # anything else; weights it has read already are not to be counted again
+
+
+@dataclass(frozen=True)
+class HostRows:
+    """What the host knows of the B sequences of a round."""
+
+    slots: list[int]
+    starts: list[int | None]  # the first position of each that became permanent; None: only the device knows
+    drafted: list[bool]  # whether the drafter was asked, and its own proposal judged
+
+
+@dataclass(frozen=True)
+class Before:
+    """The tapped states of the position in front of each sequence's first row, for sequences seen the first time."""
+
+    states: Tensor  # [B, W]
+    known: Tensor  # [B] bool: they were kept. Not: the sequence was seen before, begins at 0, or nobody tapped then
+    positions: Tensor  # [B] of the first row
+
+
+class Pairs(NamedTuple):
+    """The token x_{i+1} with the state f_i in front of it, as EAGLE and MTP read them; stored at x_{i+1}'s place."""
+
+    slots: Tensor  # [M] the null slot where not valid
+    tokens: Tensor  # [M] x_{i+1}
+    positions: Tensor  # [M] i + 1
+    states: Tensor  # [M, W] f_i
+    valid: Tensor  # [M] bool
+
+
 @dataclass
 class Observation:
-    """What just became permanent, for B sequences; rows R are packed sequence after sequence."""
+    """What just became permanent: T rows, those of the target's batch, of which `kept` are.
 
-    slots: list[int]  # [B]
-    starts: list[int]  # [B] the first position that became permanent; above 0 at a sequence's first: a prefix hit
-    counts: list[int]  # [B] how many positions did
+    Made for every round; what nobody asks for is not computed.
+    """
+
     table: Slots  # all committed tokens and lengths, the newest token included
-    states: Tensor | None = None  # [R, H·taps] the tapped states of those positions
-    before: Tensor | None = None  # [B, H·taps] the state of position start-1 (zeros at position 0)
-    node_logits: list[Tensor] | None = None  # per sequence [1+nodes, V], in the proposal's order
+    batch: Batch
+    verdict: Verdict | Followed | None  # None: prompt chunks alone
+    host: HostRows
+    states: Tensor | None = None  # [T, W] the tapped states, side by side
+    before: Before | None = None  # only where a sequence is seen the first time and does not begin at 0
+    logits: Tensor | None = None  # [R, V] raw, of the batch's sampled rows
 
-    def rows(self) -> tuple[Tensor, Tensor]:
-        """Slot and position of every row, both [R]."""
-        device = self.table.tokens.device.device
-        slots = torch.tensor([slot for slot, n in zip(self.slots, self.counts) for _ in range(n)], dtype=torch.int64)
-        positions = torch.tensor(
-            [start + i for start, n in zip(self.starts, self.counts) for i in range(n)], dtype=torch.int64
-        )
-        return slots.to(device), positions.to(device)
+    @cached_property
+    def kept(self) -> Tensor:
+        """[T] committed rows, and nodes that were accepted, as far as the sequence goes: a stop may come before."""
+        places, layout = self.batch.places, self.batch.layout
+        real = (layout.slots != self.table.null) & (layout.positions < self.table.lengths[layout.slots] - 1)
+        if self.verdict is None or not places.num_nodes:
+            return real
+        nodes = self.verdict.nodes  # [B, D], -1 beyond
+        width = places.num_nodes
+        accepted = torch.zeros(len(nodes), width + 1, dtype=torch.bool, device=nodes.device)
+        accepted = accepted.scatter(1, torch.where(nodes >= 0, nodes, width), True)[:, :width]
+        is_node = places.node >= 0
+        sequence = torch.where(is_node, places.owner, 0)
+        return real & (~is_node | accepted[sequence, places.node.clamp(min=0)])
 
-    def shifted(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The EAGLE/MTP pairs: token x_{i+1} with the state f_i and position i, for every i whose pair became whole.
+    @cached_property
+    def slots(self) -> Tensor:
+        """[T] the null slot for rows that were not kept."""
+        return torch.where(self.kept, self.batch.layout.slots, self.table.null)
 
-        Row 0 of a sequence that goes on from position s > 0 was paired last time, except after a prefix hit, where
-        `before` supplies f_{s-1} for the token x_s that is its first.
+    @cached_property
+    def positions(self) -> Tensor:
+        """[T] 0 for rows that were not kept."""
+        return torch.where(self.kept, self.batch.layout.positions, 0)
+
+    @cached_property
+    def following(self) -> Tensor:
+        """[T] the committed token behind each kept row; there always is one."""
+        return self.table.tokens.tensor[self.slots, self.positions + 1]
+
+    def pairs(self) -> Pairs:
+        """Every pair that became whole; after a prefix hit also the one that crosses it, where its state was kept.
+
+        A sequence's first token has no state in front of it. A kept row's pair is whole now, its following token being
+        committed; so each pair is seen once, in the round that computed its state.
         """
-        assert self.states is not None, "shifted() needs tapped hidden states"
-        slots, positions = self.rows()
-        return self.table.tokens.device[slots, positions + 1], positions, self.states
+        assert self.states is not None, "pairs() needs tapped hidden states"
+        rows = Pairs(self.slots, self.following, self.positions + 1, self.states, self.kept)
+        if self.before is None:
+            return rows
+        slots = torch.where(self.before.known, self.batch.slots, self.table.null)
+        places = torch.where(self.before.known, self.before.positions, 0)
+        tokens = self.table.tokens.tensor[slots, places]
+        crossing = Pairs(slots, tokens, places, self.before.states.to(self.states.dtype), self.before.known)
+        return Pairs(*(torch.cat(parts) for parts in zip(crossing, rows)))
+
+
+class Drawn(NamedTuple):
+    """Children that were picked for P parents: tokens in target ids, and their numbers as nodes, all [B, P, count]."""
+
+    tokens: Tensor
+    nodes: Tensor
 
 
 class Context(Protocol):
     """What `propose` works on: B decoding sequences."""
 
     slot_list: list[int]
-    budgets: Tensor  # [B] the most nodes each may get
-    max_nodes: int  # the largest of them
+    max_nodes: int  # no sequence may get more
     table: Slots
+
+    @property
+    def budget_list(self) -> list[int]:
+        """The budgets as the host knows them: exact where nothing is ahead, hence for drafters on the host."""
+        ...
+
+    @property
+    def budgets(self) -> Tensor:
+        """[B] the most nodes each may get; the engine cuts what exceeds them."""
+        ...
 
     @property
     def slots(self) -> Tensor:
@@ -79,20 +169,29 @@ class Context(Protocol):
         """[B] committed lengths, the newest token included."""
         ...
 
-    def only(self, rows: list[int]) -> Context:
-        """A fresh context for some of the sequences, nothing drawn yet."""
+    def only(self, rows: list[int] | None, max_nodes: int) -> Context:
+        """A fresh context for some of the sequences (None: all), nothing drawn yet, with budgets no larger."""
         ...
 
-    def draw(self, logits: Tensor, parents: Tensor, count: int = 1) -> Tensor:
-        """Pick `count` children of node parents[b] from logits[b] ([B, V], target ids) and add them as nodes.
+    def draw(self, logits: Tensor, parents: Tensor, count: int = 1, likeliest: bool = False) -> Drawn:
+        """Pick `count` children of each node parents[b, p] from logits[b, p] ([B, P, V], target ids) and add them.
 
-        Returns the tokens, [B, count]. The only way to pick a token that was drawn rather than copied: it applies the
-        request's own processors, temperature and noise for that node.
+        The only way to pick a token that was drawn rather than copied: it applies the request's own processors,
+        temperature and noise for that node. A parent of PADDING gets none. likeliest: under a rule that asks for the
+        distribution of draws, take the likeliest instead of drawing, so that the tree may be pruned.
         """
         ...
 
-    def drawn(self, name: str, chain: bool = True) -> Proposal:
-        """The nodes drawn so far, as a proposal; chain: each was drawn as the child of the one before."""
+    def scores(self) -> Tensor:
+        """[B, n] for each node drawn so far the log-probability of its path, as the drafter sees it."""
+        ...
+
+    def drawn(self, name: str, *, chain: bool = True, keep: int | None = None, most: Tensor | None = None) -> Proposal:
+        """The nodes drawn so far, as a proposal; chain: one child at a time, each of the one before.
+
+        keep: only the best-scored, at most so many; their ancestors score no less, so the tree stays whole.
+        most [B]: cut to so many nodes, below the budgets.
+        """
         ...
 
 
@@ -104,15 +203,25 @@ class Drafter(Protocol):
     taps: Taps
     max_nodes: int
     trees: bool  # whether proposals may branch
-    on_device: bool
+    on_device: bool  # observe and propose never read data on the host
 
-    def attach(self, target: Target, cache: KVCache) -> None: ...
+    def plan(self, target: Target) -> Needs:
+        """Read the weights, and say what else there will be to allocate."""
+        ...
+
+    def attach(self, target: Target, cache: KVCache) -> None:
+        """Once, after `plan`: borrow what it needs, add cache layers."""
+        ...
 
     def observe(self, seen: Observation) -> None: ...
 
     def propose(self, context: Context) -> Proposal: ...
 
     def forget(self, slots: list[int]) -> None: ...
+
+    def reset(self) -> None:
+        """Forget all sequences, the ones that are under way included."""
+        ...
 
 
 class DrafterConfig(Protocol):
@@ -134,12 +243,15 @@ class Target:
     kernels: str
 
 
-class Stateless:
-    """The empty answers, for drafters that keep nothing."""
+class QuietDrafter:
+    """Empty answers to inherit, for what a drafter has nothing to say to."""
 
     taps = Taps()
     trees = False
-    on_device = True
+    on_device = False
+
+    def plan(self, target: Target) -> Needs:
+        return Needs(tail_width=sum(target.model.tap_width(tap) for tap in self.taps.hidden))
 
     def attach(self, target: Target, cache: KVCache) -> None:
         pass
@@ -150,5 +262,22 @@ class Stateless:
     def forget(self, slots: list[int]) -> None:
         pass
 
+    def reset(self) -> None:
+        pass
 
-__all__ = ["FINAL", "Context", "Drafter", "DrafterConfig", "Observation", "Stateless", "Taps", "Target"]
+
+__all__ = [
+    "FINAL",
+    "Before",
+    "Context",
+    "Drafter",
+    "DrafterConfig",
+    "Drawn",
+    "HostRows",
+    "Needs",
+    "Observation",
+    "Pairs",
+    "QuietDrafter",
+    "Taps",
+    "Target",
+]

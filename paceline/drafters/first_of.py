@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.cache.kv import KVCache
-from paceline.drafters.base import Context, Drafter, DrafterConfig, Observation, Taps, Target
+from paceline.drafters.base import Context, Drafter, DrafterConfig, Needs, Observation, Taps, Target
 from paceline.drafters.tree import PADDING, Proposal
 from paceline.errors import OptionError
 
@@ -36,6 +37,12 @@ class FirstOfDrafter:
 
     def __init__(self, drafters: list[Drafter]) -> None:
         self.drafters = drafters
+        self._used: dict[int, Drafter] = {}  # by slot: whose proposal is being judged, where the host knows
+        self._gather()
+
+    def _gather(self) -> None:
+        """What the parts say of themselves; some know it only when they have seen the target."""
+        drafters = self.drafters
         hidden = tuple(dict.fromkeys(tap for drafter in drafters for tap in drafter.taps.hidden))
         kv = tuple(dict.fromkeys(layer for drafter in drafters for layer in drafter.taps.kv))
         self.taps = Taps(hidden, kv, any(drafter.taps.node_logits for drafter in drafters))
@@ -43,7 +50,15 @@ class FirstOfDrafter:
         self.trees = any(drafter.trees for drafter in drafters)
         self.on_device = all(drafter.on_device for drafter in drafters)
 
+    def plan(self, target: Target) -> Needs:
+        needs = [drafter.plan(target) for drafter in self.drafters]
+        self._gather()
+        layers = tuple(layer for need in needs for layer in need.layers)
+        width = sum(target.model.tap_width(tap) for tap in self.taps.hidden)
+        return Needs(layers, width, sum(need.bytes for need in needs))
+
     def attach(self, target: Target, cache: KVCache) -> None:
+        self._widths = [target.model.tap_width(tap) for tap in self.taps.hidden]
         for drafter in self.drafters:
             drafter.attach(target, cache)
 
@@ -51,59 +66,89 @@ class FirstOfDrafter:
         for drafter in self.drafters:
             drafter.forget(slots)
 
-    def observe(self, seen: Observation) -> None:
+    def reset(self) -> None:
+        self._used.clear()
         for drafter in self.drafters:
-            states, before = self._part(seen.states, drafter), self._part(seen.before, drafter)
-            drafter.observe(replace(seen, states=states, before=before))
+            drafter.reset()
+
+    def observe(self, seen: Observation) -> None:
+        """Each part sees the states it tapped, and which sequences its own proposals were judged for."""
+        used = [self._used.pop(slot, None) for slot in seen.host.slots]
+        for drafter in self.drafters:
+            host = replace(seen.host, drafted=[user is drafter for user in used])
+            states, before = self._part(seen.states, drafter), seen.before
+            if before is not None:
+                kept = self._part(before.states, drafter)
+                before = None if kept is None else replace(before, states=kept)
+            drafter.observe(replace(seen, host=host, states=states, before=before))
 
     def _part(self, states: Tensor | None, drafter: Drafter) -> Tensor | None:
         """The columns one drafter tapped, of all that were."""
         if states is None or not drafter.taps.hidden:
             return None
-        columns = states.view(len(states), len(self.taps.hidden), -1)
-        wanted = [self.taps.hidden.index(tap) for tap in drafter.taps.hidden]
-        return columns[:, wanted].flatten(1)
+        columns = dict(zip(self.taps.hidden, torch.split(states, self._widths, dim=1)))
+        return torch.cat([columns[tap] for tap in drafter.taps.hidden], dim=1)
 
     def propose(self, context: Context) -> Proposal:
+        if context.table.apart and self.on_device:
+            return self._ask_all(context)
         left = list(range(len(context.slot_list)))
         parts: list[tuple[list[int], Proposal]] = []
         for drafter in self.drafters:
             if not left:
                 break
-            part = context.only(left)
-            part.budgets = part.budgets.clamp(max=drafter.max_nodes)
-            part.max_nodes = min(part.max_nodes, drafter.max_nodes)
-            proposal = drafter.propose(part).limited(part.budgets)
+            part = context.only(left, drafter.max_nodes)
+            proposal = drafter.propose(part).cut(part.budgets)
             sizes = proposal.sizes.tolist()
             parts.append((left, proposal))
+            self._used.update({context.slot_list[row]: drafter for row, size in zip(left, sizes) if size})
             left = [row for row, size in zip(left, sizes) if size == 0]
-        return merge(parts, len(context.slot_list), context.slots.device)
+        return merge(parts, len(context.slot_list), context.table.device)
+
+    def _ask_all(self, context: Context) -> Proposal:
+        """Nobody waits to hear who has something to say: all are asked, and the first answer of each row stands."""
+        contexts = [context.only(None, drafter.max_nodes) for drafter in self.drafters]
+        answers = [drafter.propose(own).cut(own.budgets) for drafter, own in zip(self.drafters, contexts)]
+        taken = torch.zeros(len(context.slot_list), dtype=torch.bool, device=context.table.device)
+        for number, answer in enumerate(answers):
+            free = ~taken
+            taken = taken | (answer.sizes > 0)
+            parents = torch.where(free[:, None], answer.parents, PADDING)
+            answers[number] = replace(answer, sizes=torch.where(free, answer.sizes, 0), parents=parents)
+        return merge([(None, answer) for answer in answers], len(context.slot_list), context.table.device)
 
 
-def merge(parts: list[tuple[list[int], Proposal]], batch: int, device: torch.device) -> Proposal:
-    """Proposals for some rows each, later ones filling rows that earlier ones left empty."""
+def merge(parts: Sequence[tuple[list[int] | None, Proposal]], batch: int, device: torch.device) -> Proposal:
+    """Proposals for some rows each (None: all), later ones filling rows that earlier ones left empty."""
     nodes = max(proposal.num_nodes for _, proposal in parts)
-    result = Proposal.empty(batch, device)
-    result.tokens = torch.zeros(batch, nodes, dtype=torch.int64, device=device)
-    result.parents = torch.full((batch, nodes), PADDING, dtype=torch.int64, device=device)
-    result.origins = torch.zeros(batch, nodes, dtype=torch.int64, device=device)
-    result.chain = all(proposal.chain for _, proposal in parts)
+    tokens = torch.zeros(batch, nodes, dtype=torch.int64, device=device)
+    parents, origins, sizes = torch.full_like(tokens, PADDING), torch.zeros_like(tokens), tokens.new_zeros(batch)
     vocab = next((p.probs.shape[2] for _, p in parts if p.probs is not None), 0)
-    if vocab:
-        result.probs = torch.zeros(batch, nodes, vocab, device=device)
+    probs = torch.zeros(batch, nodes, vocab, dtype=torch.float32, device=device) if vocab else None
+    scratch = None
     if any(proposal.scratch is not None for _, proposal in parts):
-        result.scratch = torch.zeros(batch, nodes, dtype=torch.bool, device=device)
+        scratch = torch.zeros(batch, nodes, dtype=torch.bool, device=device)
+    names: tuple[str, ...] = ()
     for rows, proposal in parts:
-        index, width = torch.tensor(rows, device=device), proposal.num_nodes
-        result.tokens[index, :width] = proposal.tokens
-        result.parents[index, :width] = proposal.parents
-        result.sizes[index] = proposal.sizes
-        own = torch.zeros_like(proposal.tokens) if proposal.origins is None else proposal.origins
-        result.origins[index, :width] = own + len(result.names)
-        result.names += proposal.names
-        if result.probs is not None:
+        width = proposal.num_nodes
+        index = torch.arange(batch, device=device) if rows is None else torch.tensor(rows, dtype=torch.int64).to(device)
+        own = (proposal.sizes > 0)[:, None]
+
+        def put(into: Tensor, values: Tensor, index: Tensor = index, own: Tensor = own, width: int = width) -> None:
+            mask = own if values.dim() == 2 else own[:, :, None]
+            into[index, :width] = torch.where(mask, values, into[index, :width])
+
+        put(tokens, proposal.tokens)
+        put(parents, proposal.parents)
+        origin = torch.zeros_like(proposal.tokens) if proposal.origins is None else proposal.origins
+        put(origins, origin + len(names))
+        sizes[index] = torch.where(own[:, 0], proposal.sizes, sizes[index])
+        names += proposal.names
+        if probs is not None:
             chosen = torch.nn.functional.one_hot(proposal.tokens, vocab).float()
-            result.probs[index, :width] = chosen if proposal.probs is None else proposal.probs
-        if result.scratch is not None and proposal.scratch is not None:
-            result.scratch[index, :width] = proposal.scratch
-    return result
+            put(probs, chosen if proposal.probs is None else proposal.probs)
+        if scratch is not None and proposal.scratch is not None:
+            put(scratch, proposal.scratch)
+    chain = all(proposal.chain for _, proposal in parts)
+    deepest = max(p.num_nodes if p.max_depth is None else p.max_depth for _, p in parts)
+    return Proposal(tokens, parents, sizes, chain, probs, scratch, names, origins, deepest)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.drafters.base import Context, Stateless
+from paceline.drafters.base import Context, QuietDrafter
 from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
 
@@ -80,7 +80,7 @@ def _check_count(option: str, given: object) -> None:
         raise OptionError(f"{option} is {given!r}; it must be a whole number of at least 1")
 
 
-class NGramDrafter(Stateless):
+class NGramDrafter(QuietDrafter):
     """Prompt lookup (Saxena 2023); with rule "reference", inference with reference (Yang et al. 2023).
 
     Tensor code, which nothing waits for, so it can be part of a captured graph. On a CPU the tokens are the host's own
@@ -88,6 +88,7 @@ class NGramDrafter(Stateless):
     """
 
     name = "ngram"
+    on_device = True
 
     def __init__(self, config: NGram) -> None:
         self.max_nodes = config.num_draft_tokens
@@ -99,7 +100,7 @@ class NGramDrafter(Stateless):
         nodes = min(self.max_nodes, context.max_nodes)
         if nodes == 0:
             return Proposal.empty(len(context.slot_list), context.slots.device)
-        on_host = context.table.tokens.device.device.type == "cpu" and not self._reference
+        on_host = not context.table.apart and not self._reference
         return self._search(context, nodes) if on_host else self._look_up(context, nodes)
 
     def _look_up(self, context: Context, nodes: int) -> Proposal:
@@ -123,17 +124,21 @@ class NGramDrafter(Stateless):
     def _search(self, context: Context, nodes: int) -> Proposal:
         """`_look_up` on the host, for the rules that take prompt and output as one text."""
         drafts = []
-        for slot, budget in zip(context.slot_list, context.budgets.tolist()):
+        for slot, budget in zip(context.slot_list, context.budget_list):
             length = context.table.length(slot)
             text = context.table.tokens.host[slot, :length]
             source = _find(text.tobytes(), text.itemsize, self._min_match, self._max_match)
             tokens = text[source : source + min(nodes, budget)].tolist()
             drafts.append((tokens, list(range(-1, len(tokens) - 1))))
-        return Proposal.of_trees(drafts, context.table.tokens.device.device, self.name)
+        return Proposal.of_trees(drafts, context.table.device, self.name)
 
     def forget(self, slots: list[int]) -> None:
         if self._pace is not None:
             self._pace.forget(slots)
+
+    def reset(self) -> None:
+        if self._pace is not None:
+            self._pace.reset()
 
 
 def _find(text: bytes, size: int, shortest: int, longest: int) -> int:
@@ -150,14 +155,9 @@ def _find(text: bytes, size: int, shortest: int, longest: int) -> int:
 
 
 def _window(context: Context) -> Tensor:
-    """The committed tokens of the context's sequences, [B, L]."""
-    tokens = context.table.tokens.device  # [S, L]
-    if tokens.device.type == "cpu":
-        # Here the host's lengths are the tensors' own memory, so columns nobody has filled can be left out.
-        # Elsewhere the device may be ahead of the host, and a captured graph has one width.
-        longest = max((context.table.length(slot) for slot in context.slot_list), default=0)
-        tokens = tokens[:, : max(longest, 1)]
-    return tokens.index_select(0, context.slots)
+    """The committed tokens of the context's sequences, [B, L]; columns nobody can have filled are left out."""
+    longest = context.table.longest(context.slot_list)
+    return context.table.tokens.tensor[:, : max(longest, 1)].index_select(0, context.slots)
 
 
 def _depths(window: Tensor, lengths: Tensor, max_match: int) -> Tensor:
@@ -215,12 +215,13 @@ class Pace:
 
     def __init__(self, max_count: int) -> None:
         self._max = max_count
-        self._state: Tensor | None = None  # [3, S]: the count, the size last proposed, the length it was proposed at
+        self._state: Tensor | None = None  # [3, S+1]: the count, the size last proposed, the length it was proposed at
 
     def limit(self, context: Context, sizes: Tensor) -> Tensor:
         """Judge the round before, then cut this round's proposals to the new counts: [B] → [B]."""
         if self._state is None:
-            self._state = torch.zeros(3, context.table.num_slots, dtype=torch.int64, device=context.slots.device)
+            rows = context.table.num_slots + 1
+            self._state = torch.zeros(3, rows, dtype=torch.int64, device=context.slots.device)
             self._state[0] = self._max
         count, size, length = self._state.index_select(1, context.slots)  # [B] each
         accepted = context.lengths - length - 1  # [B] a round commits its accepted tokens and one more
@@ -235,3 +236,6 @@ class Pace:
             index = torch.tensor(slots, device=self._state.device)
             self._state.index_fill_(1, index, 0)
             self._state[0].index_fill_(0, index, self._max)
+
+    def reset(self) -> None:
+        self._state = None

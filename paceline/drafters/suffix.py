@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from paceline.cache.slots import Slots
-from paceline.drafters.base import Context, Observation, Stateless
-from paceline.drafters.suffix_tree import Draft, Limits, SuffixTree, Text
+from paceline.drafters.base import Context, Observation, QuietDrafter
+from paceline.drafters.suffix_node import Text
+from paceline.drafters.suffix_tree import Draft, Limits, SuffixTree
 from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
 
@@ -24,6 +25,7 @@ class Suffix:
     max_spec_factor: a match of p tokens earns a proposal of at most max_spec_factor · p.
     min_token_prob: stop where the path's probability by counts falls below this.
     max_cached_requests: how many requests' responses are remembered for others, the oldest going first; 0: none.
+    max_cached_bytes: how much memory they may take, the oldest going first.
     tree: propose trees instead of chains.
     """
 
@@ -32,10 +34,11 @@ class Suffix:
     max_spec_factor: float = 1.0
     min_token_prob: float = 0.1
     max_cached_requests: int = 10000
+    max_cached_bytes: int = 256 * 2**20
     tree: bool = False
 
     def __post_init__(self) -> None:
-        least = {"num_draft_tokens": 1, "max_tree_depth": 2, "max_cached_requests": 0}
+        least = {"num_draft_tokens": 1, "max_tree_depth": 2, "max_cached_requests": 0, "max_cached_bytes": 0}
         for option, lowest in least.items():
             given = getattr(self, option)
             if not isinstance(given, int) or isinstance(given, bool) or given < lowest:
@@ -59,7 +62,7 @@ class Memory:
     response: Text | None = None  # its part of the tree of all responses, from its first output token on
 
 
-class SuffixDrafter(Stateless):
+class SuffixDrafter(QuietDrafter):
     """Suffix decoding (Oliaro et al. 2024).
 
     A sequence that is preempted and admitted again is forgotten and then seen anew from position 0: its response so
@@ -77,26 +80,31 @@ class SuffixDrafter(Stateless):
             config.num_draft_tokens, config.max_spec_factor, config.min_token_prob, branching=config.tree
         )
         self._responses = (
-            SuffixTree(config.max_tree_depth, config.max_cached_requests) if config.max_cached_requests else None
+            SuffixTree(config.max_tree_depth, config.max_cached_requests, config.max_cached_bytes)
+            if config.max_cached_requests and config.max_cached_bytes
+            else None
         )
         self._memories: dict[int, Memory] = {}  # by slot
 
     def observe(self, seen: Observation) -> None:
-        for slot in seen.slots:
+        for slot in seen.host.slots:
             self._catch_up(slot, seen.table)
 
     def propose(self, context: Context) -> Proposal:
         drafts: list[tuple[list[int], list[int]]] = []
-        for slot, budget in zip(context.slot_list, context.budgets.tolist()):
+        for slot, budget in zip(context.slot_list, context.budget_list):
             draft = self._speculate(slot, budget, context.table)
             drafts.append((draft.tokens, draft.parents))
-        return Proposal.of_trees(drafts, context.table.tokens.device.device, self.name)
+        return Proposal.of_trees(drafts, context.table.device, self.name)
 
     def forget(self, slots: list[int]) -> None:
         for slot in slots:
             memory = self._memories.pop(slot, None)
             if memory is not None and memory.response is not None and self._responses is not None:
                 self._responses.end(memory.response)
+
+    def reset(self) -> None:
+        self.forget(list(self._memories))
 
     def _catch_up(self, slot: int, table: Slots) -> Memory:
         """Take in what was committed since the last time; everything, at the first."""

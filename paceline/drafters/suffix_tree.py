@@ -17,109 +17,19 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-
-class Text:
-    """One sequence of tokens in a tree."""
-
-    __slots__ = ("points", "removed", "tokens")
-
-    def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self.tokens = array("i", tokens)
-        self.points: list[Node | None] = []  # where each of the last suffixes ends, longest first; None: in its leaf
-        self.removed = False
-
-
-class Leaf:
-    """The rest of a path on which only the suffix of `text` from `start` lies."""
-
-    __slots__ = ("start", "text")
-    count = 1
-
-    def __init__(self, text: Text, start: int) -> None:
-        self.text = text
-        self.start = start
-
-
-class Node:
-    """The end of a path. Its most frequent child has fields of its own: most nodes have one child and no table."""
-
-    __slots__ = ("best", "count", "others", "stale", "token")
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.token = -1  # of the best child
-        self.best: Node | Leaf | None = None
-        self.others: dict[int, Node | Leaf] | None = None
-        self.stale = False  # a count went down: the best may not be the best
-
-    def find(self, token: int) -> Node | Leaf | None:
-        if token == self.token:
-            return self.best
-        return None if self.others is None else self.others.get(token)
-
-    def add(self, token: int, child: Node | Leaf) -> None:
-        if self.best is None:
-            self.token, self.best = token, child
-            return
-        if self.others is None:
-            self.others = {}
-        self.others[token] = child
-        self.promote(token, child)
-
-    def replace(self, token: int, child: Node | Leaf) -> None:
-        if token == self.token:
-            self.best = child
-        else:
-            assert self.others is not None
-            self.others[token] = child
-
-    def promote(self, token: int, child: Node | Leaf) -> None:
-        """Put a child whose count went up first, if that is where it belongs now; ties go to the lowest token."""
-        best = self.best
-        if best is child or best is None or child.count < best.count:
-            return
-        if child.count > best.count or token < self.token:
-            assert self.others is not None
-            del self.others[token]
-            self.others[self.token] = best
-            self.token, self.best = token, child
-
-    def drop(self, token: int) -> None:
-        if self.others is not None and token in self.others:
-            del self.others[token]
-            self.others = self.others or None
-        elif self.others is None:
-            self.token, self.best = -1, None
-        else:
-            self.token, self.best = self.others.popitem()
-            self.others = self.others or None
-            self.stale = True
-
-    def most_frequent(self) -> tuple[int, Node | Leaf] | None:
-        if self.best is None:
-            return None
-        if self.stale:
-            self.stale = False
-            token, child = min(self.children(), key=_by_frequency)
-            if child is not self.best:
-                assert self.others is not None
-                del self.others[token]
-                self.others[self.token] = self.best
-                self.token, self.best = token, child
-        return self.token, self.best
-
-    def children(self) -> Iterator[tuple[int, Node | Leaf]]:
-        if self.best is not None:
-            yield self.token, self.best
-        if self.others is not None:
-            yield from self.others.items()
-
-
-def _by_frequency(item: tuple[int, Node | Leaf]) -> tuple[int, int]:
-    return -item[1].count, item[0]
+from paceline.drafters.suffix_node import (
+    LEAF_BYTES,
+    NODE_BYTES,
+    TEXT_BYTES,
+    TOKEN_BYTES,
+    Leaf,
+    Node,
+    Text,
+    by_frequency,
+)
 
 
 @dataclass
@@ -148,11 +58,13 @@ class Limits:
 
 
 class SuffixTree:
-    """Counts over the texts begun and not yet removed; past `max_texts` the oldest is removed."""
+    """Counts over the texts begun and not yet removed; past `max_texts` or `max_bytes` the oldest are removed."""
 
-    def __init__(self, max_depth: int, max_texts: int | None = None) -> None:
+    def __init__(self, max_depth: int, max_texts: int | None = None, max_bytes: int | None = None) -> None:
         self.max_depth = max_depth
         self.max_texts = max_texts
+        self.max_bytes = max_bytes
+        self.num_bytes = 0  # what texts, nodes and leaves take
         self.texts: deque[Text] = deque()
         self.root = Node(0)
 
@@ -160,13 +72,14 @@ class SuffixTree:
         if self.max_texts is not None and len(self.texts) >= self.max_texts:
             self._remove(self.texts.popleft())
         self.texts.append(Text())
+        self.num_bytes += TEXT_BYTES
         return self.texts[-1]
 
     def extend(self, text: Text, tokens: Iterable[int]) -> None:
         """Append tokens to a text, O(max_depth) each at most. One that was removed stays out."""
-        if text.removed:
-            return
         for token in tokens:
+            if text.removed:
+                return
             text.tokens.append(token)
             points = text.points
             points.append(self.root)
@@ -177,6 +90,14 @@ class SuffixTree:
                 if node is not None:
                     points[i] = self._step(node, token, text, start + i)
             self.root.count += 1
+            self.num_bytes += TOKEN_BYTES
+            if self.max_bytes is not None and self.num_bytes > self.max_bytes:
+                self._shrink(self.max_bytes)
+
+    def _shrink(self, limit: int) -> None:
+        """Remove the oldest texts; one that alone is too large goes too."""
+        while self.num_bytes > limit and self.texts:
+            self._remove(self.texts.popleft())
 
     def end(self, text: Text) -> None:
         """The text will not grow any more; it still counts."""
@@ -186,7 +107,7 @@ class SuffixTree:
         """Move the end of the suffix from `start` one token down from `node`."""
         child = node.find(token)
         if child is None:
-            node.add(token, Leaf(text, start))
+            self.num_bytes += node.add(token, Leaf(text, start)) + LEAF_BYTES
             return None
         if isinstance(child, Leaf):
             child = self._spell_out(node, token, child, depth=len(text.tokens) - start)
@@ -199,28 +120,30 @@ class SuffixTree:
         """Make the first token of a leaf, which lies at `depth`, a node; what remains of the leaf moves below it."""
         node = Node(1)
         parent.replace(token, node)
+        self.num_bytes += NODE_BYTES
         text, below = leaf.text, leaf.start + depth
-        if depth == self.max_depth:
-            pass  # the leaf's suffix ends here for good
-        elif below < len(text.tokens):
+        if depth < self.max_depth and below < len(text.tokens):
             node.add(text.tokens[below], leaf)
-        elif text.points:
+            return node
+        if depth < self.max_depth and text.points:
             text.points[leaf.start - len(text.tokens)] = node  # it ends here for now
+        self.num_bytes -= self._bytes_of(leaf)  # else for good
         return node
 
     def _remove(self, text: Text) -> None:
         for start in range(len(text.tokens)):
             self._remove_suffix(text.tokens[start : start + self.max_depth])
         self.root.count -= len(text.tokens)
-        text.removed, text.points = True, []
+        self.num_bytes -= TEXT_BYTES + TOKEN_BYTES * len(text.tokens)
+        text.removed, text.points, text.tokens = True, [], array("i")
 
     def _remove_suffix(self, tokens: Sequence[int]) -> None:
         node, lonely = self.root, None
         for depth, token in enumerate(tokens, start=1):
             child = node.find(token)
             assert child is not None
-            if child.count == 1:
-                node.drop(token)  # a leaf, or a node that nothing else goes through
+            if child.count == 1:  # a leaf, or a node that nothing else goes through
+                self.num_bytes -= node.drop(token) + self._bytes_of(child)
                 break
             assert isinstance(child, Node)
             child.count -= 1
@@ -238,10 +161,24 @@ class SuffixTree:
         while isinstance(place, Node) and place.best is not None:
             full.append(place.token)
             place = place.best
-        if isinstance(place, Leaf):
-            parent.replace(path[-1], place)
-        elif len(full) == self.max_depth:  # whose suffix it is was not kept, and no longer matters
-            parent.replace(path[-1], Leaf(Text(full), 0))
+        if isinstance(place, Node):
+            if len(full) < self.max_depth:
+                return
+            place = Leaf(Text(full), 0)  # whose suffix it is was not kept, and no longer matters
+            place.text.removed = True
+        self.num_bytes += self._bytes_of(place) - self._bytes_of(node)
+        parent.replace(path[-1], place)
+
+    def _bytes_of(self, place: Node | Leaf) -> int:
+        """Of a place that one suffix goes through, with all below it. A text that is only a leaf's goes with it."""
+        total = 0
+        while isinstance(place, Node):
+            total += NODE_BYTES
+            if place.best is None:
+                return total
+            place = place.best
+        own = TEXT_BYTES + TOKEN_BYTES * len(place.text.tokens) if place.text.removed else 0
+        return total + LEAF_BYTES + own
 
     def _match(self, tokens: array[int]) -> Node | Leaf | None:
         """Where the path `tokens` ends."""
@@ -332,6 +269,6 @@ class SuffixTree:
     def _all_next(self, place: Node | Leaf, depth: int, most: int) -> list[tuple[int, Node | Leaf]]:
         """The `most` most frequent children of a place at `depth`, the most frequent first."""
         if isinstance(place, Node) and place.others is not None:
-            return heapq.nsmallest(most, place.children(), key=_by_frequency)
+            return heapq.nsmallest(most, place.children(), key=by_frequency)
         only = self._next(place, depth)
         return [] if only is None else [only]

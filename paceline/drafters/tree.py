@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ PADDING = -2  # the parent of a node that is not there
 
 @dataclass
 class Proposal:
-    """What a drafter proposes for B sequences, at most N nodes each, in target ids."""
+    """What a drafter proposes for B sequences, at most N nodes each, in target ids. Nobody writes into one."""
 
     tokens: Tensor  # [B, N]
     parents: Tensor  # [B, N]; ROOT is the last committed token, PADDING marks nodes past `sizes`
@@ -32,6 +32,7 @@ class Proposal:
     scratch: Tensor | None = None  # [B, N] bool: nodes that ride along but may not be accepted
     names: tuple[str, ...] = ()  # the drafters that had a part in it
     origins: Tensor | None = None  # [B, N] index into `names`; None: all from names[0]
+    max_depth: int | None = None  # no node is deeper; None: N
 
     @property
     def num_nodes(self) -> int:
@@ -54,26 +55,30 @@ class Proposal:
     def of_trees(cls, trees: list[tuple[list[int], list[int]]], device: torch.device, name: str) -> Proposal:
         """From (tokens, parents) lists on the host, one pair a sequence."""
         sizes = [len(tokens) for tokens, _ in trees]
-        nodes, chain = max(sizes, default=0), True
+        nodes, chain, deepest = max(sizes, default=0), True, 0
         rows: list[list[int]] = []  # tokens, then parents
         for (ids, above), size in zip(trees, sizes):
             check_parents(above)
-            chain = chain and above == list(range(-1, size - 1))
+            straight = above == list(range(-1, size - 1))
+            deepest = max(deepest, size if straight else _deepest(above))
+            chain = chain and straight
             rows.append(ids + [0] * (nodes - size))
         rows += [above + [PADDING] * (nodes - size) for (_, above), size in zip(trees, sizes)]
         sent = torch.tensor(rows, dtype=torch.int64).view(2, len(trees), nodes).to(device)
-        return cls(sent[0], sent[1], torch.tensor(sizes, dtype=torch.int64).to(device), chain, names=(name,))
+        counts = torch.tensor(sizes, dtype=torch.int64).to(device)
+        return cls(sent[0], sent[1], counts, chain, names=(name,), max_depth=deepest)
 
-    def limited(self, budgets: Tensor) -> Proposal:
-        """The same trees cut to at most budgets[b] nodes: a prefix of a tree is a tree."""
+    def cut(self, budgets: Tensor) -> Proposal:
+        """The same trees with at most budgets[b] nodes: a prefix of a tree is a tree."""
         if self.num_nodes == 0:
             return self
-        if self.sizes.device.type == "cpu" and all(s <= b for s, b in zip(self.sizes.tolist(), budgets.tolist())):
-            return self
-        self.sizes = torch.minimum(self.sizes, budgets)
         index = torch.arange(self.num_nodes, device=self.tokens.device)
-        self.parents = torch.where(index < self.sizes[:, None], self.parents, PADDING)
-        return self
+        sizes = torch.minimum(self.sizes, budgets)
+        return replace(self, sizes=sizes, parents=torch.where(index < sizes[:, None], self.parents, PADDING))
+
+    def paths(self) -> Tensor | None:
+        """[B, N, D]: for each node its ancestors by depth, itself last; None for chains."""
+        return None if self.chain else paths(self.parents, self.max_depth)
 
 
 def check_parents(parents: list[int]) -> None:
@@ -81,6 +86,13 @@ def check_parents(parents: list[int]) -> None:
     for node, parent in enumerate(parents):
         if not ROOT <= parent < node:
             raise ValueError(f"node {node} has parent {parent}; a parent is {ROOT} or an earlier node")
+
+
+def _deepest(parents: list[int]) -> int:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent == ROOT else 1 + depths[parent])
+    return max(depths, default=0)
 
 
 def depths(parents: Tensor) -> Tensor:
@@ -93,11 +105,11 @@ def depths(parents: Tensor) -> Tensor:
     return result
 
 
-def paths(parents: Tensor) -> Tensor:
+def paths(parents: Tensor, max_depth: int | None = None) -> Tensor:
     """[B, N] → [B, N, D]: for each node its ancestors by depth, itself last; PADDING (-2) beyond its own depth."""
     depth = depths(parents)
-    deepest = int(depth.max()) if depth.numel() else 0
     batch, nodes = parents.shape
+    deepest = nodes if max_depth is None else min(max_depth, nodes)
     result = torch.full((batch, nodes, deepest), PADDING, dtype=torch.int64, device=parents.device)
     for node in range(nodes):
         above = parents[:, node]

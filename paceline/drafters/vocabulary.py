@@ -13,19 +13,24 @@ from torch import Tensor
 
 from paceline.errors import VocabularyError
 
+MOST_PADDING = 1024  # rows by which one head may be longer than the other for no reason but its shape
 SPACE_MARKS = ("\u0120", "\u2581")  # how byte-level BPE and SentencePiece write a leading space
 
 
 class VocabularyMap:
-    """Draft ids ↔ target ids."""
+    """Draft ids ↔ target ids; the two lists are given on the host."""
 
-    def __init__(self, draft_ids: Tensor, target_ids: Tensor, draft_size: int, target_size: int, unknown: int) -> None:
-        self.draft_ids, self.target_ids = draft_ids, target_ids  # [shared] each
-        self.target_size, self.num_shared = target_size, len(draft_ids)
-        table = torch.full((target_size,), unknown, dtype=torch.int64, device=draft_ids.device)
+    def __init__(
+        self, pairs: tuple[Tensor, Tensor], sizes: tuple[int, int], unknown: int, device: torch.device
+    ) -> None:
+        draft_ids, target_ids = pairs  # [shared] each
+        self.target_size, draft_size = sizes
+        self.num_shared = len(draft_ids)
+        table = torch.full((self.target_size,), unknown, dtype=torch.int64)
         table[target_ids] = draft_ids
-        self._to_draft = table
-        self._identity = bool(torch.equal(draft_ids, target_ids)) and draft_size == target_size == self.num_shared
+        self._identity = torch.equal(draft_ids, target_ids) and draft_size == self.target_size == self.num_shared
+        self.draft_ids, self.target_ids = draft_ids.to(device), target_ids.to(device)
+        self._to_draft = table.to(device)
 
     def to_draft(self, ids: Tensor) -> Tensor:
         return ids if self._identity else self._to_draft[ids]
@@ -40,15 +45,19 @@ class VocabularyMap:
 
 def match(target: Any, draft: Any, sizes: tuple[int, int], cross: bool, device: torch.device) -> VocabularyMap:
     """Tokenizers (or None) and head sizes (target's, draft's) → a map, or an error naming the first differing id."""
-    target_size, draft_size = sizes
     unknown = _unknown_id(draft)
-    if unknown >= draft_size:  # a token that was added to the tokenizer and not to the model
+    if unknown >= sizes[1]:  # a token that was added to the tokenizer and not to the model
         unknown = 0
     if target is None or draft is None:
         if cross:
             raise VocabularyError("cross_vocabulary=True needs the tokenizers of both models, and one has none")
-        shared = torch.arange(min(sizes), device=device)
-        return VocabularyMap(shared, shared, draft_size, target_size, unknown)
+        if target is not draft and abs(sizes[0] - sizes[1]) > MOST_PADDING:  # the ids cannot mean the same
+            raise VocabularyError(
+                f"the draft model's vocabulary has {sizes[1]} ids and the target's {sizes[0]}, and only one of the two "
+                "has a tokenizer to compare them by; give the other's too (tokenizer=)"
+            )
+        shared = torch.arange(min(sizes))
+        return VocabularyMap((shared, shared), sizes, unknown, device)
     target_texts, draft_texts = _texts(target), _texts(draft)
     if cross:
         return _intersection(_plain(target_texts), _plain(draft_texts), sizes, unknown, device)
@@ -58,8 +67,8 @@ def match(target: Any, draft: Any, sizes: tuple[int, int], cross: bool, device: 
         if name != "pad_token_id" and None not in (ours, theirs) and ours != theirs:
             raise VocabularyError(f"the draft model's {name} is {theirs}, the target's {ours}; they must agree")
     real = [i for i in sorted(target_texts.keys() & draft_texts.keys()) if i < min(sizes)]
-    shared = torch.tensor(real, dtype=torch.int64, device=device)
-    return VocabularyMap(shared, shared, draft_size, target_size, unknown)
+    shared = torch.tensor(real, dtype=torch.int64)
+    return VocabularyMap((shared, shared), sizes, unknown, device)
 
 
 def _texts(tokenizer: Any) -> dict[int, str]:
@@ -107,5 +116,5 @@ def _intersection(
     pairs = sorted(pair for pair in pairs if pair[0] < sizes[1] and pair[1] < sizes[0])
     if not pairs:
         raise VocabularyError("the two vocabularies share no token, so the draft model cannot draft for this target")
-    draft_ids, target_ids = torch.tensor(pairs, dtype=torch.int64, device=device).unbind(1)
-    return VocabularyMap(draft_ids.contiguous(), target_ids.contiguous(), sizes[1], sizes[0], unknown)
+    draft_ids, target_ids = torch.tensor(pairs, dtype=torch.int64).unbind(1)
+    return VocabularyMap((draft_ids.contiguous(), target_ids.contiguous()), sizes, unknown, device)

@@ -8,41 +8,77 @@ import torch
 from torch import Tensor
 
 from paceline.cache.slots import Slots
+from paceline.drafters.base import Drawn
 from paceline.drafters.tree import PADDING, Proposal
 from paceline.sampling import noise
 from paceline.sampling.processors import process
+from paceline.sampling.rules import Rule
 from paceline.sampling.state import Rows, SamplerState
 from paceline.sampling.verify import argmax
 
+NOTHING = -1  # in a path, behind its last token
+
 
 class DraftContext:
-    """B decoding sequences, and the nodes drawn for them so far."""
+    """B decoding sequences, and the n nodes drawn for them so far."""
 
     def __init__(
-        self, slot_list: list[int], budgets: list[int], table: Slots, state: SamplerState, acceptance: str
+        self,
+        slot_list: list[int],
+        budgets: list[int],
+        table: Slots,
+        state: SamplerState,
+        rule: Rule,
+        slots: Tensor | None = None,
     ) -> None:
-        device = table.tokens.device.device
-        self.slot_list = slot_list
-        self.budgets = torch.tensor(budgets, dtype=torch.int64).to(device, non_blocking=True)
+        self.slot_list, self.table = slot_list, table
         self.max_nodes = max(budgets, default=0)
-        self.table, self.device = table, device
-        self._state, self._acceptance = state, acceptance
-        self._keep_probs = acceptance in ("rejection", "block") and state.any_sampled(slot_list)
-        self._exact = acceptance in ("exact", "typical")
-        self._probs: list[Tensor] = []
+        self._asked, self._state, self._rule, self._given = budgets, state, rule, slots
+        self._sampled = state.any_sampled(slot_list)
+        self._keep_probs = rule.needs_probs and self._sampled
+        self._budgets: Tensor | None = None
+        self._prunable, self._single = True, True  # single: one child of one parent at every draw
+        self._depth = 0
+        self._probs: list[Tensor] = []  # [B, P·count, V] a draw
+        self._processed: list[tuple[Tensor, Tensor, Tensor]] = []  # a draw's logits [B, P, V], parents, picks
 
     # Made when first asked for: a drafter that looks things up on the host needs none of them.
 
     @cached_property
     def slots(self) -> Tensor:
-        return torch.tensor(self.slot_list, dtype=torch.int64).to(self.device, non_blocking=True)
+        if self._given is not None:
+            return self._given
+        return torch.tensor(self.slot_list, dtype=torch.int64).to(self.table.device, non_blocking=True)
 
     @cached_property
     def lengths(self) -> Tensor:
         return self.table.lengths[self.slots]
 
+    @property
+    def budgets(self) -> Tensor:
+        if self._budgets is None:
+            self._budgets = self.make_budgets()
+        return self._budgets
+
+    def make_budgets(self) -> Tensor:
+        """[B] on the device, afresh."""
+        asked, device = self._asked, self.table.device
+        if len(set(asked)) == 1:
+            budgets = torch.full((len(asked),), asked[0], dtype=torch.int64, device=device)
+        else:
+            budgets = torch.tensor(asked, dtype=torch.int64).to(device, non_blocking=True)
+        if not self.table.apart:
+            return budgets
+        # The device may be further than the host knew: the last token before a limit is the target's own.
+        return torch.minimum(budgets, (self.table.limits[self.slots] - self.lengths - 1).clamp(min=0))
+
+    @property
+    def budget_list(self) -> list[int]:
+        """The budgets as the host knows them; with nothing ahead, the budgets."""
+        return list(self._asked)
+
     @cached_property
-    def _tokens(self) -> Tensor:  # [B, n] of the nodes drawn so far
+    def _tokens(self) -> Tensor:  # [B, n]
         return self._nothing()
 
     @cached_property
@@ -50,70 +86,133 @@ class DraftContext:
         return self._nothing()
 
     @cached_property
-    def _paths(self) -> Tensor:  # [B, n, D] tokens from the root down to each node, -1 beyond
+    def _there(self) -> Tensor:  # [B, n] bool: neither the node nor one above it hangs under PADDING
+        return self._nothing().bool()
+
+    @cached_property
+    def _paths(self) -> Tensor:  # [B, n, D] tokens from the root down to each node
         return self._nothing()[:, :, None]
 
     def _nothing(self) -> Tensor:
-        return torch.zeros(len(self.slot_list), 0, dtype=torch.int64, device=self.device)
+        return torch.zeros(len(self.slot_list), 0, dtype=torch.int64, device=self.table.device)
 
-    def only(self, rows: list[int]) -> DraftContext:
-        """A fresh context for some of the sequences."""
-        budgets = self.budgets.tolist()
-        slots, limits = [self.slot_list[row] for row in rows], [budgets[row] for row in rows]
-        return DraftContext(slots, limits, self.table, self._state, self._acceptance)
+    def only(self, rows: list[int] | None, max_nodes: int) -> DraftContext:
+        chosen = range(len(self.slot_list)) if rows is None else rows
+        slots, limits = [self.slot_list[row] for row in chosen], [min(self._asked[row], max_nodes) for row in chosen]
+        given = self._given if rows is None else None
+        return DraftContext(slots, limits, self.table, self._state, self._rule, given)
 
-    def draw(self, logits: Tensor, parents: Tensor, count: int = 1) -> Tensor:
+    def draw(self, logits: Tensor, parents: Tensor, count: int = 1, likeliest: bool = False) -> Drawn:
         """Pick children as the target would, or draw them from the drafter's own distribution: see the protocol."""
-        path = self._path_to(parents)
-        rows = Rows(self.slots, self.slot_list, self.lengths - 1 + (path >= 0).sum(1), path)
-        processed = process(logits.float(), rows, self._state)
-        scores = self._perturbed(processed, rows)
+        batch, width, vocabulary = logits.shape
+        self._single = self._single and width == count == 1
+        path = self._path_to(parents)  # [B·P, D]
+        slots = self.slots if width == 1 else self.slots.repeat_interleave(width)
+        lengths = self.lengths if width == 1 else self.lengths.repeat_interleave(width)
+        rows = Rows(slots, self.slot_list, lengths - 1 + (path >= 0).sum(1), path)
+        processed = process(logits.float().reshape(-1, vocabulary), rows, self._state)
+        chosen = likeliest and self._rule.needs_probs
+        scores = processed if chosen else self._perturbed(processed, rows, lengths)
         if count == 1:
             picked = argmax(scores).clamp(min=0)[:, None]
         else:
             picked = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :count]
         if self._keep_probs:
-            rest = torch.softmax(processed.double(), dim=1)
-            for child in range(count):
-                self._probs.append(rest.float())
-                rest = rest.scatter(1, picked[:, child, None], 0.0)
-                rest = rest / rest.sum(1, keepdim=True).clamp(min=1e-300)
-        self._append(picked, parents, path)
-        return picked
+            self._prunable = self._prunable and chosen
+            self._note_probs(processed, picked, batch, chosen)
+        self._processed.append((processed.view(batch, width, -1), parents, picked.view(batch, width, count)))
+        return self._append(picked.view(batch, width, count), parents, path)
 
-    def drawn(self, name: str, chain: bool = True) -> Proposal:
-        index = torch.arange(self._tokens.shape[1], device=self._tokens.device)
-        probs = torch.stack(self._probs, dim=1) if self._probs else None
-        inside = index < self.budgets[:, None]
-        parents = torch.where(inside, self._parents, PADDING)
-        return Proposal(self._tokens, parents, inside.sum(1), chain, probs, names=(name,))
+    def scores(self) -> Tensor:
+        found = self._tokens.new_zeros((len(self.slot_list), 0), dtype=torch.float32)
+        for processed, parents, picked in self._processed:
+            own = torch.log_softmax(processed, dim=2).gather(2, picked)  # [B, P, count]
+            above = found.new_zeros(parents.shape)
+            if found.shape[1]:
+                above = torch.where(parents >= 0, found.gather(1, parents.clamp(min=0)), 0.0)
+            total = torch.where((parents > PADDING)[:, :, None], above[:, :, None] + own, float("-inf"))
+            found = torch.cat([found, total.flatten(1)], dim=1)
+        return found
 
-    def _perturbed(self, processed: Tensor, rows: Rows) -> Tensor:
-        """Gumbel-max scores: the target's own noise in `exact`, so that both agree more often; else the draft's."""
-        if not self._state.any_sampled(self.slot_list):
+    def drawn(self, name: str, *, chain: bool = True, keep: int | None = None, most: Tensor | None = None) -> Proposal:
+        chain = chain and self._single and keep is None
+        budgets = self.budgets if most is None else torch.minimum(self.budgets, most)
+        probs = torch.cat(self._probs, dim=1) if self._probs else None
+        if chain:
+            inside = torch.arange(self._tokens.shape[1], device=self.table.device) < budgets[:, None]
+            parents = torch.where(inside, self._parents, PADDING)
+            width = self._tokens.shape[1]
+            return Proposal(self._tokens, parents, inside.sum(1), True, probs, names=(name,), max_depth=width)
+        width = self._tokens.shape[1] if keep is None else min(keep, self._tokens.shape[1])
+        kept = self._there & (self._there.cumsum(1) <= budgets[:, None]) if keep is None else self._best(width, budgets)
+        return self._select(kept, width, name, probs)
+
+    def _best(self, keep: int, budgets: Tensor) -> Tensor:
+        """[B, n] which nodes score best; no ancestor scores less, and of equals it comes first."""
+        if not self._prunable:
+            raise ValueError("drawn tokens may not be chosen among afterwards; draw the likeliest to prune a tree")
+        best = torch.sort(torch.where(self._there, self.scores(), float("-inf")), dim=1, descending=True, stable=True)
+        rank = torch.arange(best.indices.shape[1], device=best.indices.device)
+        wanted = (rank < keep) & (rank < budgets[:, None]) & (best.values > float("-inf"))
+        return torch.zeros_like(wanted).scatter(1, best.indices, wanted)
+
+    def _select(self, kept: Tensor, width: int, name: str, probs: Tensor | None) -> Proposal:
+        """The nodes that are kept, as they stood: parents before children, siblings in the order they are tried."""
+        nodes = torch.argsort((~kept).to(torch.int8), dim=1, stable=True)[:, :width]  # [B, width]
+        above = self._parents.gather(1, nodes)
+        moved = torch.where(above >= 0, (kept.cumsum(1) - 1).gather(1, above.clamp(min=0)), above)
+        sizes = kept.sum(1)
+        parents = torch.where(torch.arange(width, device=nodes.device) < sizes[:, None], moved, PADDING)
+        if probs is not None:
+            probs = probs.gather(1, nodes[:, :, None].expand(-1, -1, probs.shape[2]))
+        tokens = self._tokens.gather(1, nodes)
+        return Proposal(tokens, parents, sizes, False, probs, names=(name,), max_depth=self._depth)
+
+    def _note_probs(self, processed: Tensor, picked: Tensor, batch: int, chosen: bool) -> None:
+        """The distribution each child was drawn from, without replacement; a point mass where it was chosen."""
+        rest = torch.softmax(processed.double(), dim=1)
+        children = []
+        for child in range(picked.shape[1]):
+            here = picked[:, child, None]
+            children.append(torch.zeros_like(rest).scatter(1, here, 1.0).float() if chosen else rest.float())
+            rest = rest.scatter(1, here, 0.0)
+            rest = rest / rest.sum(1, keepdim=True).clamp(min=1e-300)
+        self._probs.append(torch.stack(children, dim=1).view(batch, -1, processed.shape[1]))
+
+    def _perturbed(self, processed: Tensor, rows: Rows, lengths: Tensor) -> Tensor:
+        """Gumbel-max scores: the target's own noise where the rule shares it, so that both agree more often."""
+        if not self._sampled:
             return processed
-        stream, extra = (noise.SAMPLE, None) if self._exact else (noise.DRAFT, self.lengths)
-        keys = self._state.keys(self.slots)
+        stream, extra = (noise.SAMPLE, None) if self._rule.shares_noise else (noise.DRAFT, lengths)
+        keys = self._state.keys(rows.slots)
         values = noise.gumbel(keys, rows.positions + 1, stream, processed.shape[1], extra)
-        return torch.where(self._state.greedy(self.slots)[:, None], processed, processed + values)
+        return torch.where(self._state.greedy(rows.slots)[:, None], processed, processed + values)
 
     def _path_to(self, parents: Tensor) -> Tensor:
-        """[B, D] the drafted tokens down to each sequence's parent node."""
-        if self._tokens.shape[1] == 0:
-            return self._tokens
+        """[B·P, D] the drafted tokens down to each parent node."""
         depth = self._paths.shape[2]
-        path = self._paths.gather(1, parents.clamp(min=0)[:, None, None].expand(-1, 1, depth))[:, 0]
-        return torch.where((parents >= 0)[:, None], path, -1)
+        if self._tokens.shape[1] == 0:
+            return torch.full((parents.numel(), 0), NOTHING, dtype=torch.int64, device=parents.device)
+        path = self._paths.gather(1, parents.clamp(min=0)[:, :, None].expand(-1, -1, depth))
+        return torch.where((parents >= 0)[:, :, None], path, NOTHING).flatten(0, 1)
 
-    def _append(self, picked: Tensor, parents: Tensor, path: Tensor) -> None:
-        batch, count = picked.shape
-        self._tokens = torch.cat([self._tokens, picked], dim=1)
-        self._parents = torch.cat([self._parents, parents[:, None].expand(batch, count)], dim=1)
-        depth = (path >= 0).sum(1)  # [B]
-        wide = torch.nn.functional.pad(path, (0, 1), value=-1)[:, None].expand(batch, count, -1)
+    def _append(self, picked: Tensor, parents: Tensor, path: Tensor) -> Drawn:
+        batch, width, count = picked.shape
+        before = self._tokens.shape[1]
+        above = parents[:, :, None].expand(batch, width, count).flatten(1)
+        self._tokens = torch.cat([self._tokens, picked.flatten(1)], dim=1)
+        self._parents = torch.cat([self._parents, above], dim=1)
+        there = above > PADDING
+        if before:
+            there = there & ((above < 0) | self._there.gather(1, above.clamp(min=0)))
+        self._there = torch.cat([self._there, there], dim=1)
+        depth = (path >= 0).sum(1)  # [B·P]
+        wide = torch.nn.functional.pad(path, (0, 1), value=NOTHING)[:, None].expand(-1, count, -1)
         here = torch.arange(wide.shape[2], device=wide.device) == depth[:, None]
-        new = torch.where(here[:, None], picked[:, :, None], wide)
-        width = max(new.shape[2], self._paths.shape[2])
-        old = torch.nn.functional.pad(self._paths, (0, width - self._paths.shape[2]), value=-1)
-        new = torch.nn.functional.pad(new, (0, width - new.shape[2]), value=-1)
+        new = torch.where(here[:, None], picked.reshape(-1, count, 1), wide).reshape(batch, width * count, -1)
+        self._depth = max(new.shape[2], self._paths.shape[2])
+        old = torch.nn.functional.pad(self._paths, (0, self._depth - self._paths.shape[2]), value=NOTHING)
+        new = torch.nn.functional.pad(new, (0, self._depth - new.shape[2]), value=NOTHING)
         self._paths = torch.cat([old, new], dim=1)
+        numbers = torch.arange(before, before + width * count, device=picked.device).view(width, count)
+        return Drawn(picked, numbers.expand(batch, width, count))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 INCOMPLETE = "\ufffd"  # what a tokenizer makes of half a character
@@ -19,14 +19,23 @@ class Detokenizer:
         self._tokenizer, self._stops = tokenizer, stops
         self._include_stop = include_stop
         self._decode = _decoder(tokenizer, skip_special)
-        self._ids = list(prompt[-CONTEXT:])
-        self._read = len(self._ids)  # ids before it are in the text
-        self._before = self._decode(self._ids)  # and are this much of it
-        self._shown = 0  # characters of the ids from `_read` on that are in the text already
-        self._sent = 0
-        self._finished = False
+        self._prompt = list(prompt[-CONTEXT:])
+        self._taken = 0
         self._longest = max((len(stop) for stop in stops), default=0)
+        self.restart(())
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        """As if these tokens had been pushed and nothing else."""
+        self._ids = list(self._prompt)
+        self._read = len(self._ids)  # ids before it are in the text
+        text = self._decode(self._ids)
+        self._before = text.rstrip(INCOMPLETE)  # and are this much of it
+        self._broken = len(text) - len(self._before)  # what the prompt ends with: the output may complete it
+        self._shown = 0  # characters of the ids from `_read` on that are in the text already
+        self._finished = False
         self.text = ""
+        for token in tokens:
+            self.push(token, check_stops=False)
 
     def push(self, token: int, check_stops: bool = True) -> str | None:
         """Take one token; returns the stop string it completed, if any, with the text already cut."""
@@ -38,30 +47,40 @@ class Detokenizer:
     def finish(self) -> None:
         """No more tokens: an unfinished character is shown as it is."""
         if self._tokenizer is not None and not self._finished and self._read < len(self._ids):
-            self.text += self._window()[self._shown :]
+            self.text += self._own(self._window())[self._shown :]
             self._read = len(self._ids)
         self._finished = True
 
-    def take(self) -> str:
-        """Text that is certain and was not taken before."""
+    def certain(self, told: int) -> str:
+        """Text that is certain, behind the `told` characters that were told before."""
         held = 0 if self._finished or self._include_stop or not self._longest else self._longest - 1
-        ready = max(self._sent, len(self.text) - held)
-        delta, self._sent = self.text[self._sent : ready], ready
+        return self.text[told : max(told, len(self.text) - held)]
+
+    def take(self) -> str:
+        """The same, for whoever does not count: all that was not taken before."""
+        delta = self.certain(self._taken)
+        self._taken += len(delta)
         return delta
 
     def _window(self) -> str:
         """The text of the ids not read yet, in the light of those before."""
         return self._decode(self._ids)[len(self._before) :]
 
+    def _own(self, window: str) -> str:
+        """A window without what the prompt left broken and nothing completed."""
+        if not self._broken:
+            return window
+        return window[min(self._broken, len(window) - len(window.lstrip(INCOMPLETE))) :]
+
     def _next_text(self) -> str:
         """What is new and certain: everything but a character that may still be completed."""
         window = self._window()
         if window.endswith(INCOMPLETE) and len(self._ids) - self._read < MAX_HELD:
-            certain = window.rstrip(INCOMPLETE)
+            certain = self._own(window.rstrip(INCOMPLETE))
             delta, self._shown = certain[self._shown :], max(self._shown, len(certain))
             return delta
-        delta, self._shown = window[self._shown :], 0
-        self._before += window
+        delta, self._shown = self._own(window)[self._shown :], 0
+        self._before, self._broken = self._before + window, 0
         if len(self._ids) > WINDOW:
             self._ids = self._ids[-CONTEXT:]
             self._before = self._decode(self._ids)
@@ -69,11 +88,13 @@ class Detokenizer:
         return delta
 
     def _add(self, delta: str, check_stops: bool) -> str | None:
-        start = max(0, len(self.text) - self._longest + 1)
+        old = len(self.text)
         self.text += delta
         if not check_stops or not self._stops:
             return None
-        found = [(self.text.find(stop, start), order, stop) for order, stop in enumerate(self._stops)]
+        # Only what ends in the new text counts: a stop completed while min_tokens held has passed.
+        starts = [max(0, old - len(stop) + 1) for stop in self._stops]
+        found = [(self.text.find(stop, starts[order]), order, stop) for order, stop in enumerate(self._stops)]
         found = [item for item in found if item[0] >= 0]
         if not found:
             return None

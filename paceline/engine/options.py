@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.errors import OptionError
+from paceline.params import check_seed
 
 COUNTS = (
     "block_size",
@@ -21,11 +22,24 @@ COUNTS = (
 class EngineOptions:
     """Everything about an engine but its model and drafter.
 
-    gpu_memory_utilization: the share of the accelerator's memory to use. On a CPU: of the memory that is free, and at
-    most 4 GiB of cache unless it is given. max_model_len: by default the model's own. num_pages overrides both.
-    max_prompt_len: a longer prompt is refused. default_max_tokens: of requests without sampling parameters.
-    kernels: auto, native (CPU), torch or reference. quantization: int8 or int4 packs float weights at load (native).
-    acceptance: exact (default), rejection, block, or typical, which is lossy.
+    dtype: one of float32, bfloat16, float16, auto.
+    device: one of cpu, cuda, cuda:N, auto.
+    block_size: tokens in a page of the cache.
+    gpu_memory_utilization: the share of the accelerator's memory to use, above 0 up to 1. On a CPU: of the memory that
+      is available, and at most 4 GiB of cache unless it is given.
+    max_num_seqs: the most sequences computed at the same time.
+    max_model_len: the most tokens of prompt and answer together; by default the model's own.
+    max_prompt_len: the most tokens of a prompt; a longer one is refused.
+    default_max_tokens: of requests without sampling parameters.
+    max_batched_tokens: the most rows of one forward; by default 256 on a CPU, else 2048.
+    num_pages: pages of the cache, instead of counting what fits into memory.
+    prefix_caching: share the pages of prompts that begin alike.
+    acceptance: the rule: exact keeps every token; rejection and block keep the distribution; typical keeps neither.
+    kernels: one of auto, native (CPU), torch, reference.
+    quantization: pack float weights at load, as int8 or int4 (native kernels).
+    prompt_template: llama, vicuna, a Jinja file, or a text with {input_text} in it.
+    tensor_parallel_size: devices to spread the model over; 1 for now.
+    seed: of the run: a request without its own gets one made of this and of its number in the run.
     """
 
     dtype: str = "auto"
@@ -55,8 +69,8 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise OptionError(f"{name}={value!r} is not allowed; allowed: a whole number of 1 or more")
-        if self.seed is not None and (not isinstance(self.seed, int) or isinstance(self.seed, bool)):
-            raise OptionError(f"seed={self.seed!r} is not allowed; allowed: a whole number")
+        if self.seed is not None:
+            check_seed(self.seed)
         share = self.gpu_memory_utilization
         if share is not None and not (isinstance(share, int | float) and 0 < share <= 1):
             raise OptionError(f"gpu_memory_utilization={share!r} is not allowed; allowed: above 0 up to 1")

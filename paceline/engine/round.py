@@ -1,22 +1,18 @@
-"""A round on its way: what was launched, what the target said, and the index arithmetic between the two.
-
-Rows of a batch, sequence after sequence:   committed … committed | node node node
-Rows whose logits are needed, for each sampling sequence:      ^     ^    ^    ^
-"""
+"""A round: what was planned, what is on its way, and what the host reads of it when it has arrived."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.drafters import tree
 from paceline.drafters.tree import Proposal
+from paceline.engine.account import Drafted
 from paceline.engine.sequence import Sequence
+from paceline.kernels.ops import Hidden
 from paceline.models.batch import Batch, Work
 from paceline.sampling.state import Rows
 from paceline.sampling.verify import Decision, Followed, Verdict
@@ -29,7 +25,42 @@ class Times:
     start: float
     before_draft: float = 0.0
     drafted: float = 0.0
+    launched: float = 0.0
     read: float = 0.0
+
+
+@dataclass
+class Plan:
+    """Who takes part: drafting sequences first, then others that sample, then prompt chunks."""
+
+    sequences: list[Sequence]
+    work: list[Work]
+    num_drafting: int
+    num_sampling: int
+
+    @classmethod
+    def of(cls, planned: list[tuple[Sequence, Work]]) -> Plan:
+        def kind(item: tuple[Sequence, Work]) -> int:
+            sequence, work = item
+            if work.num_nodes:
+                return 0
+            return 1 if work.start is None or work.start + work.count == len(sequence.tokens) else 2
+
+        ordered = sorted(planned, key=kind)
+        kinds = [kind(item) for item in ordered]
+        drafting = kinds.count(0)
+        return cls([s for s, _ in ordered], [w for _, w in ordered], drafting, drafting + kinds.count(1))
+
+    @property
+    def slots(self) -> list[int]:
+        return [item.slot for item in self.work]
+
+    def launch(self) -> None:
+        """From here on these rounds are ahead of what is known of their sequences."""
+        for number, (sequence, work) in enumerate(zip(self.sequences, self.work)):
+            samples = number < self.num_sampling
+            end = None if work.start is None else work.start + work.count
+            sequence.launch(end, 1 + work.num_nodes if samples else 0)
 
 
 PromptRows = tuple[Sequence, int, int]  # a sequence, its first position, how many rows
@@ -37,55 +68,71 @@ PromptRows = tuple[Sequence, int, int]  # a sequence, its first position, how ma
 
 @dataclass
 class Round:
-    sequences: list[Sequence]  # all that take part; the first num_sampling of them sample a token
-    work: list[Work]
-    num_sampling: int
+    plan: Plan
     proposal: Proposal  # [num_sampling, N]
-    sizes: list[int]
     batch: Batch
-    raw_logits: Tensor  # [R, V] of the sampled rows, then of prompt rows asked for
-    tapped: Tensor | None
+    out: Hidden  # logits [R, V] of the sampled rows, then of prompt rows asked for
     verdict: Verdict | Followed | None
     times: Times
     prompt_rows: list[PromptRows] = field(default_factory=list)
+    sent: Sent | None = None  # on its way to the host; None: the host waits for it when it reads
 
-    def __post_init__(self) -> None:
-        self._firsts = list(accumulate((1 + size for size in self.sizes[: self.num_sampling]), initial=0))
+    def send(self) -> None:
+        """All that the host will read, on its way at once."""
+        if isinstance(self.verdict, Verdict):
+            proposal = self.proposal
+            shape = [] if proposal.chain else [proposal.parents, proposal.scratch]
+            parts = [self.verdict.table(), proposal.sizes[:, None], *shape, proposal.origins]
+            self.sent = Sent([None if part is None else part.long() for part in parts])
 
-    @property
-    def num_sampled_rows(self) -> int:
-        return self._firsts[-1]
-
-    def read(self) -> list[Decision]:
-        """What was decided; sequences beyond those that sampled decide nothing."""
-        decided = self.verdict.read() if self.verdict is not None else []
-        return decided + [Decision([], []) for _ in self.sequences[len(decided) :]]
+    def read(self) -> tuple[list[Decision], Drafted]:
+        """What was decided, and what had been proposed; sequences beyond those that sampled decide nothing."""
+        if self.verdict is None:
+            decided, drafted = [], Drafted.of(self.proposal)
+        elif self.sent is not None:
+            table, sizes, *shape, origins = self.sent.read()
+            assert table is not None and sizes is not None
+            decided = Verdict.decisions(table)
+            parents, scratch = shape or (None, None)
+            drafted = Drafted.read(self.proposal.names, [size for (size,) in sizes], parents, scratch, origins)
+        else:
+            decided, drafted = self.verdict.read(), Drafted.of(self.proposal)
+        return decided + [Decision([], []) for _ in self.plan.sequences[len(decided) :]], drafted
 
     def logits_of(self, number: int) -> Tensor:
         """[1+nodes, V] the raw logits of one sampling sequence; none for a prompt chunk."""
-        if number >= self.num_sampling:
-            return self.raw_logits[:0]
-        first = self._firsts[number]
-        return self.raw_logits[first : first + 1 + self.sizes[number]]
-
-    def rows_of(self, number: int, nodes: list[int]) -> list[int]:
-        """Rows of the batch that became permanent for a sequence: its committed tokens, then its accepted nodes."""
-        first, count = self.batch.layout.spans[number].row, self.work[number].count
-        return [*range(first, first + count), *(first + count + node for node in nodes)]
+        assert self.out.logits is not None
+        if number >= self.plan.num_sampling:
+            return self.out.logits[:0]
+        first, last = self.batch.places.first_sampled[number : number + 2]
+        return self.out.logits[first:last]
 
 
-def order_work(planned: list[tuple[Sequence, Work]]) -> tuple[list[Sequence], list[Work], int, int]:
-    """Drafting sequences first, then others that sample, then prompt chunks; and how many of the first two kinds."""
+Table = list[list[int]]
 
-    def kind(item: tuple[Sequence, Work]) -> int:
-        sequence, work = item
-        if work.num_nodes:
-            return 0
-        return 1 if work.start + work.count == len(sequence.tokens) else 2
 
-    ordered = sorted(planned, key=kind)
-    kinds = [kind(item) for item in ordered]
-    return [s for s, _ in ordered], [w for _, w in ordered], kinds.count(0), kinds.count(0) + kinds.count(1)
+class Sent:
+    """Tables of integers [B, …] on their way to the host, in one copy. What is launched later is not waited for."""
+
+    def __init__(self, parts: list[Tensor | None]) -> None:
+        self._widths = [None if part is None else part.shape[1] for part in parts]
+        self._event: torch.cuda.Event | None = None
+        self._table = torch.cat([part for part in parts if part is not None], dim=1)
+        if self._table.device.type == "cuda":
+            there, self._table = self._table, torch.empty(self._table.shape, dtype=torch.int64, pin_memory=True)
+            self._table.copy_(there, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def read(self) -> list[Table | None]:
+        if self._event is not None:
+            self._event.synchronize()
+        rows, first = self._table.tolist(), 0
+        parts: list[Table | None] = []
+        for width in self._widths:
+            parts.append(None if width is None else [row[first : first + width] for row in rows])
+            first += width or 0
+        return parts
 
 
 @functools.lru_cache
@@ -100,67 +147,30 @@ def pad_proposal(proposal: Proposal, batch: int) -> Proposal:
     if extra == 0:
         return proposal
 
-    def rows(tensor: Tensor | None, value: int) -> Tensor | None:
-        if tensor is None:
-            return None
+    def rows(tensor: Tensor, value: int) -> Tensor:
         return torch.cat([tensor, tensor.new_full((extra, *tensor.shape[1:]), value)])
 
-    tokens, parents, sizes = rows(proposal.tokens, 0), rows(proposal.parents, tree.PADDING), rows(proposal.sizes, 0)
-    assert tokens is not None and parents is not None and sizes is not None
-    return Proposal(
-        tokens,
-        parents,
-        sizes,
-        proposal.chain,
-        rows(proposal.probs, 0),
-        rows(proposal.scratch, 0),
-        proposal.names,
-        rows(proposal.origins, 0),
+    return replace(
+        proposal,
+        tokens=rows(proposal.tokens, 0),
+        parents=rows(proposal.parents, tree.PADDING),
+        sizes=rows(proposal.sizes, 0),
+        probs=None if proposal.probs is None else rows(proposal.probs, 0),
+        scratch=None if proposal.scratch is None else rows(proposal.scratch, 0),
+        origins=None if proposal.origins is None else rows(proposal.origins, 0),
     )
 
 
-def sampled_rows(work: list[Work]) -> list[int]:
-    """Rows of the batch where the sequences that sample need logits: each newest committed token, then the nodes."""
-    rows: list[int] = []
-    first = 0
-    for item in work:
-        end = first + item.count + item.num_nodes
-        rows += range(first + item.count - 1, end)
-        first = end
-    return rows
-
-
-def places(sizes: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where among the sampled rows each sequence's stand [B, N+1], and each row's sequence and place in it [2, R]."""
-    counts = 1 + np.array(sizes, dtype=np.int64)
-    firsts = counts.cumsum() - counts
-    owner = np.arange(len(sizes)).repeat(counts)
-    within = np.arange(len(owner)) - firsts[owner]
-    index = firsts[:, None] + np.minimum(np.arange(counts.max()), counts[:, None] - 1)
-    flat = torch.from_numpy(np.concatenate([index.ravel(), owner, within])).to(device, non_blocking=True)
-    return flat[: index.size].view(index.shape), flat[index.size :].view(2, len(owner))
-
-
-@dataclass
-class Drafts:
-    """What is judged: the proposal with its trees' paths, and on the host its sizes and its sequences' slots."""
-
-    proposal: Proposal
-    paths: Tensor | None  # [B, N, D]; None: chains
-    sizes: list[int]
-    slots: list[int]
-
-
-def histories(drafts: Drafts, owners: Tensor, batch: Batch, rows: Tensor) -> Rows:
+def histories(proposal: Proposal, paths: Tensor | None, batch: Batch, slots: list[int]) -> Rows:
     """Each sampled row with the drafted tokens on its own path."""
-    owner, within = owners
-    layout, proposal, paths = batch.layout, drafts.proposal, drafts.paths
+    places, layout = batch.places, batch.layout
+    rows, owner, node = places.sampled, places.sampled_owner, places.sampled_node
     if proposal.num_nodes == 0:
         path = torch.zeros(len(rows), 0, dtype=torch.int64, device=rows.device)
     elif paths is None:
         depth = torch.arange(proposal.num_nodes, device=rows.device)
-        path = torch.where(depth < within[:, None], proposal.tokens[owner], -1)
+        path = torch.where(depth <= node[:, None], proposal.tokens[owner], -1)
     else:
-        nodes = torch.where((within > 0)[:, None], paths[owner, (within - 1).clamp(min=0)], tree.PADDING)
+        nodes = torch.where((node >= 0)[:, None], paths[owner, node.clamp(min=0)], tree.PADDING)
         path = torch.where(nodes >= 0, proposal.tokens[owner].gather(1, nodes.clamp(min=0)), -1)
-    return Rows(layout.slots[rows], drafts.slots, layout.positions[rows], path)
+    return Rows(layout.slots[rows], slots, layout.positions[rows], path)

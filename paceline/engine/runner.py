@@ -1,29 +1,174 @@
-"""The target's forward: a batch in, logits of the rows that matter and tapped states out."""
+"""A round where the tables are: propose, pack, forward, verify; also commit and observe, if the host is elsewhere.
+
+Tensor code. Where tables are shared the host's own knowledge is used for shortcuts (sizes, a verdict in plain Python);
+where they are apart nothing here waits for the device, so that rounds can be ahead of the host, and captured.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
 
+import torch
 from torch import Tensor
 
 from paceline.cache.kv import KVCache
-from paceline.drafters.base import Taps
-from paceline.models.base import Model
-from paceline.models.batch import Batch
-
-
-@dataclass
-class Forwarded:
-    logits: Tensor  # [R, V] float32, of the rows asked for
-    tapped: Tensor | None  # [T, H·taps], of all rows
-    best: Tensor | None  # [R] the likeliest token of each row, where the kernels know it
+from paceline.cache.slots import Slots
+from paceline.drafters.base import Before, Drafter, HostRows, Observation, Taps, Target
+from paceline.drafters.tree import Proposal
+from paceline.engine.context import DraftContext
+from paceline.engine.round import Plan, PromptRows, Round, Times, histories, pad_proposal, undrafted
+from paceline.kernels.ops import Hidden, cache_rows
+from paceline.models.batch import Batch, Nodes, Static, pack, pack_rows, places_of
+from paceline.sampling.processors import process
+from paceline.sampling.rules import Rule
+from paceline.sampling.state import SamplerState
+from paceline.sampling.verify import Followed, Judged, Verdict, follow, verify
 
 
 class Runner:
-    def __init__(self, model: Model, cache: KVCache) -> None:
-        self.model, self.cache = model, cache
+    def __init__(self, target: Target, cache: KVCache, table: Slots, rule: Rule) -> None:
+        self.target, self.cache, self.table, self.rule = target, cache, table, rule
+        self.state = SamplerState(table, target.model.config.vocab_size, target.device)
+        self.drafter: Drafter | None = None
+        self.met: set[int] = set()  # slots the drafter has seen
 
-    def forward(self, batch: Batch, taps: Taps, rows: Tensor) -> Forwarded:
-        hidden = self.model.forward(batch, self.cache.layers, taps.hidden, rows)
-        assert hidden.logits is not None
-        return Forwarded(hidden.logits, hidden.tapped, hidden.best)
+    def run(self, plan: Plan, times: Times, slots: Tensor | None = None) -> Round:
+        """Propose, pack, forward, verify; where the tables are apart, commit and observe there.
+
+        With `slots` [B] given on the device, and work that is wherever the device says, nothing is sent there and
+        nothing read from it: the round can be captured.
+        """
+        self.table.flush()
+        times.before_draft = time.perf_counter()
+        proposal = self._propose(plan, slots)
+        times.drafted = time.perf_counter()
+        batch, paths = self._pack(plan, proposal, slots)
+        prompt_rows, extra = self._prompt_rows(plan, batch)
+        sampled = batch.places.sampled
+        rows = torch.cat([sampled, torch.tensor(extra, dtype=torch.int64).to(sampled.device)]) if extra else sampled
+        taps = self.drafter.taps if self.drafter is not None else Taps()
+        out = self.target.model.forward(batch, self.cache.layers, taps.hidden, rows)
+        verdict = self._verify(plan, proposal, paths, batch, out) if plan.num_sampling else None
+        round = Round(plan, proposal, batch, out, verdict, times, prompt_rows)
+        if self.table.apart and verdict is not None:
+            assert isinstance(verdict, Verdict)
+            self.table.commit(batch.slots[: plan.num_sampling], verdict.tokens, verdict.lengths + 1)
+        if self.settles_itself:
+            self.settle(round)
+        return round
+
+    @property
+    def settles_itself(self) -> bool:
+        """Whether a round settles where the tables are; else it does when the host has read it."""
+        return self.table.apart and (self.drafter is None or self.drafter.on_device)
+
+    def _propose(self, plan: Plan, slots: Tensor | None) -> Proposal:
+        """Trees for the drafting sequences, and empty ones for the others that sample."""
+        if self.drafter is None or not plan.num_drafting:
+            return undrafted(plan.num_sampling, self.target.device)
+        work = plan.work[: plan.num_drafting]
+        budgets = [item.num_nodes for item in work]
+        given = None if slots is None else slots[: plan.num_drafting]
+        context = DraftContext([item.slot for item in work], budgets, self.table, self.state, self.rule, given)
+        proposal = self.drafter.propose(context)
+        if self.table.apart or any(size > most for size, most in zip(proposal.sizes.tolist(), budgets)):
+            proposal = proposal.cut(context.make_budgets())  # whatever the drafter did to those it was shown
+        return pad_proposal(proposal, plan.num_sampling)
+
+    def _pack(self, plan: Plan, proposal: Proposal, slots: Tensor | None) -> tuple[Batch, Tensor | None]:
+        """The batch, and the drafts' paths. With nothing ahead only nodes that are there get a row."""
+        if not self.table.apart:
+            sizes = proposal.sizes.tolist() + [0] * (len(plan.work) - plan.num_sampling)
+            plan.work = [
+                item if item.num_nodes == size else item._replace(num_nodes=size)
+                for item, size in zip(plan.work, sizes)
+            ]
+        elif proposal.num_nodes < max((item.num_nodes for item in plan.work), default=0):
+            plan.work = [item._replace(num_nodes=min(item.num_nodes, proposal.num_nodes)) for item in plan.work]
+        paths = proposal.paths()
+        nodes = Nodes(proposal.tokens, proposal.sizes, paths)
+        size = self.cache.pool.block_size
+        if slots is None:
+            return pack(plan.work, self.table, size, nodes, plan.num_sampling), paths
+        places = places_of(
+            tuple([(w.count, w.num_nodes) for w in plan.work]), plan.num_sampling, proposal.num_nodes, slots.device
+        )
+        given = Static([work.bound + work.count + work.num_nodes for work in plan.work], nodes)
+        return pack_rows(places, slots, self.table.lengths[slots] - 1, self.table, size, given), paths
+
+    def _verify(
+        self, plan: Plan, proposal: Proposal, paths: Tensor | None, batch: Batch, out: Hidden
+    ) -> Verdict | Followed:
+        slots = plan.slots[: plan.num_sampling]
+        assert out.logits is not None
+        if out.best is not None and not self.table.apart and self.state.untouched.issuperset(slots):
+            sizes = [count - 1 for count in batch.places.sampled_counts]
+            return follow(proposal, sizes, out.best.tolist())
+        history = histories(proposal, paths, batch, slots)
+        logits = process(out.logits[: len(history.slots)], history, self.state)
+        return verify(Judged(proposal, logits, history, batch.places.index, self.state), self.rule)
+
+    def _prompt_rows(self, plan: Plan, batch: Batch) -> tuple[list[PromptRows], list[int]]:
+        """Rows whose raw logits a request wants: every prompt position but the last predicts a prompt token."""
+        wanted: list[PromptRows] = []
+        rows: list[int] = []
+        for number, (sequence, work) in enumerate(zip(plan.sequences, plan.work)):
+            if work.start is not None and sequence.wants_prompt_logprobs:
+                first = batch.places.first_rows[number]
+                count = max(0, min(work.count, sequence.prompt_length - 1 - work.start))
+                wanted.append((sequence, work.start, count))
+                rows += range(first, first + count)
+        return wanted, rows
+
+    def settle(self, round: Round) -> None:
+        """What is permanent becomes so for the cache and the drafter."""
+        if round.verdict is not None and not round.proposal.chain:
+            self._keep_accepted(round.verdict, round.batch)
+        if self.drafter is not None:
+            self._observe(self.drafter, round)
+
+    def _keep_accepted(self, verdict: Verdict | Followed, batch: Batch) -> None:
+        """Move the rows of accepted tree nodes to their positions. A chain's are there already."""
+        nodes, layout = verdict.nodes, batch.layout
+        depth = torch.arange(nodes.shape[1], device=nodes.device)
+        moved = (nodes >= 0) & (nodes != depth)
+        roots = batch.places.sampled[batch.places.index[:, 0]]
+        slots = torch.where(moved, layout.slots[roots][:, None], self.table.null)
+        base = layout.positions[roots][:, None] + 1
+        lines = [torch.where(moved, base + place, 0) for place in (nodes, depth)]
+        source, target = (cache_rows(layout, slots, line) for line in lines)
+        if not self.table.apart:  # where the host may look, it need not move what stays
+            source, target = source[moved], target[moved]
+        if source.numel():
+            self.target.model.ops.keep(self.cache.layers, source.flatten(), target.flatten())
+
+    def _observe(self, drafter: Drafter, round: Round) -> None:
+        """Tell the drafter what became permanent, and keep the tapped states at the end of every full page."""
+        plan, cache = round.plan, self.cache
+        drafted = [number < plan.num_drafting for number in range(len(plan.work))]
+        host = HostRows(plan.slots, [item.start for item in plan.work], drafted)
+        seen = Observation(self.table, round.batch, round.verdict, host, round.out.tapped)
+        if seen.states is not None:
+            if cache.tails is None:
+                cache.keep_tails(seen.states.shape[1], seen.states.dtype)
+            new = [work.slot not in self.met and work.start != 0 for work in plan.work]
+            if any(new):
+                seen.before = self._before(round.batch, new)
+            size = cache.pool.block_size
+            ends = seen.positions % size == size - 1
+            pages = self.table.pages.tensor[seen.slots, seen.positions // size]
+            cache.write_tails(torch.where(ends, pages, 0), seen.states)
+        self.met.update(plan.slots)
+        if drafter.taps.node_logits and round.verdict is not None:
+            assert round.out.logits is not None
+            seen.logits = round.out.logits[: len(round.batch.places.sampled)]
+        drafter.observe(seen)
+
+    def _before(self, batch: Batch, new: list[bool]) -> Before:
+        """The states in front of sequences that are seen the first time: kept only where a page ends there."""
+        size, places = self.cache.pool.block_size, batch.places
+        firsts = batch.layout.lines[torch.tensor(places.first_rows, dtype=torch.int64).to(batch.slots.device)]
+        wanted = torch.tensor(new).to(batch.slots.device) & (firsts > 0) & (firsts % size == 0)
+        pages = self.table.pages.tensor[batch.slots, (firsts - 1).clamp(min=0) // size]
+        states, known = self.cache.read_tails(torch.where(wanted, pages, 0))
+        return Before(states, known & wanted, firsts)

@@ -4,6 +4,9 @@ First come, first served: decoding sequences always run; prompts are computed in
 the order of arrival; a waiting sequence enters when a slot and the pages of its whole prompt are there, and none
 overtakes one that does not fit yet. When pages run out drafts shrink first; then the newest sequence gives its pages
 back and starts again later. The scheduler sees token counts and pages, never drafts.
+
+Rounds may be ahead of what is known of a sequence: then its pages reach as far as those rounds could take it, and none
+is taken from anybody before they have been read (`MustRead`).
 """
 
 from __future__ import annotations
@@ -19,12 +22,17 @@ from paceline.models.batch import Work
 Planned = tuple[Sequence, Work]
 
 
+class MustRead(Exception):
+    """Pages have run out while rounds are in flight: read those, then schedule again."""
+
+
 class Scheduler:
     def __init__(self, pool: PagePool, slots: Slots, max_batched_tokens: int, prefix_caching: bool) -> None:
         self.pool, self.slots = pool, slots
         self.max_batched_tokens, self.prefix_caching = max_batched_tokens, prefix_caching
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of admission
+        self.beyond = 0  # positions behind those a round computes that the drafter writes to
         self._preempted = False  # in the round being scheduled
         self.num_preemptions = 0
         self.on_enter: Callable[[Sequence], None] = lambda sequence: None  # told when a slot was taken
@@ -34,7 +42,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self, max_nodes: Callable[[Sequence], int]) -> list[Planned]:
-        """This round's work: decoding sequences first, then prompt chunks."""
+        """This round's work: decoding sequences first, then prompt chunks. Nothing is launched yet."""
         self._preempted = False
         decoding = self._plan_decoding(max_nodes)
         rows = sum(work.count + work.num_nodes for _, work in decoding)
@@ -43,34 +51,34 @@ class Scheduler:
         left -= sum(work.count for _, work in chunks)
         if not self._preempted:  # nobody enters on pages that were just taken from another
             chunks += self._admit(left)
-        alive = [item for item in decoding + chunks if item[0].slot is not None]
-        for sequence, _ in alive:
-            sequence.in_flight = True
-        return alive
+        return [item for item in decoding + chunks if item[0].slot is not None]
 
     def _plan_decoding(self, max_nodes: Callable[[Sequence], int]) -> list[Planned]:
         planned: list[Planned] = []
         for sequence in list(self.running):
-            if sequence.slot is None or sequence.in_flight or sequence.num_left != 1:
+            if sequence.slot is None or sequence.finish_reason is not None or sequence.num_left != 1:
                 continue
-            start = sequence.num_computed
-            nodes = max_nodes(sequence)
-            if not self._reach(sequence, start + 1 + nodes):
+            if sequence.room <= 0:  # what is ahead will finish it
+                continue
+            reach, nodes = sequence.most_length, max_nodes(sequence)
+            least = min(reach + self.beyond, sequence.max_length)
+            if not self._reach(sequence, min(least + nodes, sequence.max_length)):
                 held = len(sequence.pages) * self.pool.block_size
-                nodes = max(0, min(nodes, held - start - 1))  # what fits into the pages it has
-                if not self._reach_or_preempt(sequence, start + 1 + nodes):
+                nodes = max(0, min(nodes, held - least))  # what fits into the pages it has
+                if not self._reach_or_preempt(sequence, least):
                     continue
-            planned.append((sequence, self._work(sequence, start, 1, nodes)))
+            work = Work(sequence.slot, sequence.next_start, 1, nodes, reach - 1)
+            planned.append((sequence, work))
         return planned
 
     def _plan_chunks(self, left: int) -> list[Planned]:
         planned: list[Planned] = []
         for sequence in list(self.running):
-            if sequence.slot is None or sequence.in_flight or sequence.num_left <= 1 or left <= 0:
+            if sequence.slot is None or sequence.finish_reason is not None or sequence.num_left <= 1 or left <= 0:
                 continue
             count = min(sequence.num_left, left)
-            if self._reach_or_preempt(sequence, sequence.num_computed + count):
-                planned.append((sequence, self._work(sequence, sequence.num_computed, count, 0)))
+            if self._reach_or_preempt(sequence, sequence.num_launched + count + self.beyond):
+                planned.append((sequence, Work(sequence.slot, sequence.num_launched, count)))
                 left -= count
         return planned
 
@@ -83,10 +91,13 @@ class Scheduler:
                 continue
             if not self._enter(sequence):
                 break
+            self.running.append(sequence)  # first the new list, then the old: nobody is ever in neither
             self.waiting.remove(sequence)
-            self.running.append(sequence)
+            if sequence.finish_reason is not None:  # it could not be started
+                continue
+            assert sequence.slot is not None
             count = min(sequence.num_left, left)
-            planned.append((sequence, self._work(sequence, sequence.num_computed, count, 0)))
+            planned.append((sequence, Work(sequence.slot, sequence.num_computed, count)))
             left -= count
         return planned
 
@@ -95,17 +106,17 @@ class Scheduler:
         hits = self._find_prefix(sequence)
         for page in hits:
             self.pool.share(page)
-        needed = -(-len(sequence.tokens) // self.pool.block_size) - len(hits)
+        needed = -(-(len(sequence.tokens) + self.beyond) // self.pool.block_size) - len(hits)
         fresh = self.pool.take(needed)
         if fresh is None:
             self.pool.release(hits)
             return False
         slot = self.slots.take()
         sequence.slot, sequence.pages = slot, hits + fresh
-        sequence.num_computed = len(hits) * self.pool.block_size
+        sequence.num_computed = sequence.num_launched = len(hits) * self.pool.block_size
         if not sequence.stats.preemptions:  # what it finds when it comes back is its own
             sequence.stats.prefix_hit = min(sequence.num_computed, sequence.prompt_length)
-        self.slots.begin(slot, sequence.tokens, sequence.prompt_length)
+        self.slots.begin(slot, sequence.tokens, sequence.prompt_length, sequence.max_length)
         self.slots.pages.write(slot, 0, sequence.pages)
         self.on_enter(sequence)
         return True
@@ -126,7 +137,7 @@ class Scheduler:
         return pages
 
     def publish(self, sequence: Sequence) -> None:
-        """Make the pages that are full and committed findable."""
+        """Make the pages that are full, and known to be, findable."""
         if not self.prefix_caching:
             return
         size = self.pool.block_size
@@ -138,7 +149,8 @@ class Scheduler:
             self.pool.publish(sequence.pages[number], key)
 
     def leave(self, sequence: Sequence) -> None:
-        """Give back slot and pages; the sequence is finished, aborted or about to wait again."""
+        """Give back slot and pages; the sequence is finished or about to wait again, and no round is ahead of it."""
+        assert not sequence.ahead, "a round in flight may still write to these pages"
         if sequence.slot is None:
             if sequence in self.waiting:
                 self.waiting.remove(sequence)
@@ -147,14 +159,26 @@ class Scheduler:
         self.running.remove(sequence)
         self.pool.release(sequence.pages)
         self.slots.give_back(sequence.slot)
-        sequence.slot, sequence.pages, sequence.keys, sequence.num_computed = None, [], [], 0
+        sequence.slot, sequence.pages, sequence.keys = None, [], []
+        sequence.num_computed = sequence.num_launched = 0
+
+    def reset(self) -> None:
+        """Start over from the sequences alone: all wait again, in their order, whatever the books say."""
+        again = [sequence for sequence in self.running if sequence.finish_reason is None]
+        waiting = [sequence for sequence in self.waiting if sequence not in again]
+        for sequence in (*self.running, *self.waiting):
+            sequence.slot, sequence.pages, sequence.keys, sequence.ahead = None, [], [], []
+            sequence.num_computed = sequence.num_launched = 0
+        self.running, self.waiting = [], deque([*again, *waiting])
+        self.pool.reset()
+        self.slots.reset()
 
     def _preempt(self, sequence: Sequence) -> None:
+        self.waiting.appendleft(sequence)
         self.leave(sequence)
         self._preempted = True
         self.num_preemptions += 1
         sequence.stats.preemptions += 1
-        self.waiting.appendleft(sequence)
 
     def _reach(self, sequence: Sequence, positions: int) -> bool:
         """See to it that the sequence has pages for this many positions."""
@@ -172,27 +196,23 @@ class Scheduler:
     def _reach_or_preempt(self, sequence: Sequence, positions: int) -> bool:
         """The same, taking pages from the newest sequences if need be: at last from this one itself."""
         while not self._reach(sequence, positions):
-            victims = [other for other in self.running if not other.in_flight and other.slot is not None]
-            victim = victims[-1] if victims else sequence
+            if any(other.ahead for other in self.running):
+                raise MustRead
+            victim = self.running[-1]
             if victim is sequence and len(self.running) == 1:
-                return False  # pages are held by rounds in flight; try again next round
+                return False
             self._preempt(victim)
             if victim is sequence:
                 return False
         return True
 
-    @staticmethod
-    def _work(sequence: Sequence, start: int, count: int, nodes: int) -> Work:
-        assert sequence.slot is not None
-        return Work(sequence.slot, start, count, nodes)
-
 
 def _must_wait(sequence: Sequence) -> bool:
     """Samples of one request wait until the first has computed the prompt they share."""
     leader = sequence.leader
-    if leader is None or leader.finish_reason is not None or leader.aborted:
+    if leader is None or leader.finish_reason is not None:
         return False
     return leader.slot is None or leader.num_computed < leader.prompt_length
 
 
-__all__ = ["Planned", "Scheduler"]
+__all__ = ["MustRead", "Planned", "Scheduler"]

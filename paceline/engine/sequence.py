@@ -30,8 +30,10 @@ class Provenance:
     depth: int  # 1 for a round's first token
 
 
-@dataclass
+@dataclass(eq=False)  # two requests may be alike in everything
 class Sequence:
+    """What the host knows; rounds that are launched and not read yet are `ahead` of it."""
+
     request_id: str
     index: int  # which of the request's n samples
     tokens: list[int]  # committed: the prompt, then the output
@@ -46,8 +48,11 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)  # of the full pages, in order
     num_computed: int = 0  # positions whose keys and values are in the cache
-    in_flight: bool = False
-    aborted: bool = False
+    ahead: list[int] = field(default_factory=list)  # per round ahead: the most tokens it may append; 0: a prompt chunk
+    num_launched: int = 0  # num_computed, and the prompt chunks ahead of it
+    num_told: int = 0  # output tokens that an update has told
+    chars_told: int = 0  # and characters of its text
+    end_told: bool = False
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -65,15 +70,37 @@ class Sequence:
         return len(self.tokens) - self.prompt_length
 
     @property
+    def next_start(self) -> int | None:
+        """Where its next work begins; None: at a newest token that only the device knows."""
+        return None if self.ahead and any(self.ahead) else self.num_launched
+
+    @property
     def num_left(self) -> int:
-        """Committed tokens that are not computed yet: 1 means decoding."""
-        return len(self.tokens) - self.num_computed
+        """Committed tokens whose computation is not launched yet: 1 means decoding."""
+        return 1 if self.ahead and any(self.ahead) else len(self.tokens) - self.num_launched
+
+    @property
+    def most_length(self) -> int:
+        """No longer than this, when all that is ahead has been read."""
+        return min(len(self.tokens) + sum(self.ahead), self.max_length) if self.ahead else len(self.tokens)
 
     @property
     def room(self) -> int:
-        """How many more tokens it may have."""
-        return self.max_length - len(self.tokens)
+        """How many more tokens it may have, should what is ahead bring as few as it can."""
+        return self.max_length - len(self.tokens) - (sum([most > 0 for most in self.ahead]) if self.ahead else 0)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length
+
+    def launch(self, work_end: int | None, most: int) -> None:
+        """A round with a part of it is on its way: up to `work_end` (None: the device knows), appending at most so
+        many tokens."""
+        self.ahead.append(most)
+        if work_end is not None:
+            self.num_launched = work_end
+
+    def note_told(self, num_tokens: int, chars: int, end: bool) -> None:
+        """An update went out; said twice it changes nothing."""
+        self.num_told, self.chars_told = max(self.num_told, num_tokens), max(self.chars_told, chars)
+        self.end_told = self.end_told or end

@@ -54,12 +54,13 @@ class SequenceStats:
     def count(self, proposed_depth: int, accepted: int, emitted: int) -> None:
         self.rounds += 1
         self.tokens += emitted
-        while len(self.proposed) < proposed_depth:
-            self.proposed.append(0)
-            self.accepted.append(0)
-        for depth in range(proposed_depth):
-            self.proposed[depth] += 1
-            self.accepted[depth] += depth < accepted
+        if proposed_depth:
+            more = [0] * (proposed_depth - len(self.proposed))
+            proposed, passed = self.proposed + more, self.accepted + more
+            for depth in range(proposed_depth):
+                proposed[depth] += 1
+                passed[depth] += depth < accepted
+            self.proposed, self.accepted = proposed, passed
 
     def spend(self, draft: float, verify: float, rest: float) -> None:
         self.draft_seconds += draft

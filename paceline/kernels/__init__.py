@@ -9,6 +9,8 @@ Kernels see tensors and a `Layout`. They know nothing of sequences, drafting or 
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from paceline.errors import OptionError
@@ -16,6 +18,18 @@ from paceline.kernels.ops import Ops
 from paceline.kernels.quantise import check_quantization
 
 KERNELS = ("auto", "native", "torch", "reference")
+
+
+def _compute_alone() -> None:
+    """A forked child has none of the threads that PyTorch computes with, and would wait for them for ever.
+
+    The native library starts threads of its own in the child.
+    """
+    torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_compute_alone)
 
 
 def select(name: str, device: torch.device, dtype: torch.dtype, quantization: str | None = None) -> Ops:

@@ -6,7 +6,7 @@ Nothing here waits for the device: shapes come from the host's spans, everything
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,23 +36,39 @@ SHARED_ROWS = 64  # spans of more rows (prefill chunks) get a call of their own
 class EagerForward:
     """A forward carried out at once, on tensors."""
 
-    def __init__(self, ids: Tensor, layout: Layout, caches: Sequence[LayerCache], taps: tuple[int, ...]) -> None:
-        self.ids, self.layout, self.caches, self.taps = ids, layout, caches, taps
+    def __init__(self, inputs: Inputs, caches: Sequence[LayerCache], taps: tuple[int, ...]) -> None:
+        self.inputs, self.caches, self.taps = inputs, caches, taps
         self.states: dict[int, Tensor] = {}
-        self._plans: dict[int | None, Any] = {}
+        self._plans: dict[Any, Any] = {}
+
+    @property
+    def layout(self) -> Layout:
+        if self.inputs.layout is None:
+            raise ValueError("the description asks for positions or a cache layer, but it was run without a layout")
+        return self.inputs.layout
+
+    @property
+    def positions(self) -> Tensor:
+        return self.layout.positions
 
     def embed(self, weight: Weight) -> Tensor:
-        return F.embedding(self.ids, weight.data)
+        if self.inputs.ids is None:
+            raise ValueError("the description embeds token ids, but it was run without any")
+        return F.embedding(self.inputs.ids, weight.data)
+
+    def input(self, name: str, width: int) -> Tensor:
+        return self.inputs.find(name, width)
 
     def add_positions(self, x: Tensor, table: Tensor, offset: int) -> Tensor:
-        return x + table[self.layout.positions + offset]
+        return x + table[self.positions + offset]
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight.data, bias)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
         wide = x.float()
-        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+        normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+        return normed if bias is None else normed + bias
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
@@ -67,27 +83,65 @@ class EagerForward:
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
 
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    def concat(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x, y], dim=-1)
+
+    def split(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        return list(torch.split(x, list(sizes), dim=-1))
+
     def head_norm(self, qkv: Tensor, heads: Heads, query: Tensor, key: Tensor, eps: float) -> Tensor:
-        q, k, v = _split(qkv, heads)
+        q, k, v = split_heads(qkv, heads)
         q, k = self.rms_norm(q, query, eps), self.rms_norm(k, key, eps)
         return torch.cat([q.flatten(1), k.flatten(1), v.flatten(1)], dim=1)
 
     def rope(self, qkv: Tensor, heads: Heads, cos: Tensor, sin: Tensor) -> Tensor:
-        cos, sin = cos[self.layout.positions][:, None], sin[self.layout.positions][:, None]
+        cos, sin = cos[self.positions][:, None], sin[self.positions][:, None]
         count = (heads.num_heads + heads.num_kv_heads) * heads.head_dim
-        turned = qkv[:, :count].reshape(len(qkv), -1, heads.head_dim).float()
-        first, second = turned.chunk(2, dim=-1)
-        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(qkv.dtype)
-        return torch.cat([turned.flatten(1), qkv[:, count:]], dim=1)
+        turning = qkv[:, :count].reshape(len(qkv), -1, heads.head_dim)
+        half = cos.shape[-1]
+        first, second = turning[..., :half].float(), turning[..., half : 2 * half].float()
+        turned = [(first * cos - second * sin).to(qkv.dtype), (second * cos + first * sin).to(qkv.dtype)]
+        heads_turned = torch.cat([*turned, turning[..., 2 * half :]], dim=-1)
+        return torch.cat([heads_turned.flatten(1), qkv[:, count:]], dim=1)
 
-    def attention(self, qkv: Tensor, heads: Heads, layer: int, window: int | None) -> Tensor:
-        query, key, value = _split(qkv, heads)
+    def attention(
+        self,
+        qkv: Tensor,
+        heads: Heads,
+        layer: int,
+        window: int | None,
+        scale: float | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        query, key, value = split_heads(qkv, heads)
         keys, values = self.caches[layer]
         keys.index_copy_(0, self.layout.write, key.to(keys.dtype))
         values.index_copy_(0, self.layout.write, value.to(values.dtype))
-        if window not in self._plans:
-            self._plans[window] = self.plan(heads, window)
-        return self.attend(query, keys, values, self._plans[window]).reshape(len(qkv), -1)
+        plan = self._planned(self, heads, window, None)
+        return self.attend(query, keys, values, plan, scale, softcap).reshape(len(qkv), -1)
+
+    def cross_attention(
+        self, q: Tensor, heads: Heads, layer: int, below: str, scale: float | None = None, softcap: float | None = None
+    ) -> Tensor:
+        bound = torch.minimum(self.inputs.find(below, None), self.positions + 1)
+        # The look of a row that stands on the last position under its bound, all of them at their own place.
+        layout = replace(self.layout, positions=bound - 1, path=None, first=None)
+        plan = self._planned(type(self)(replace(self.inputs, layout=layout), (), ()), heads, None, below)
+        keys, values = self.caches[layer]
+        seen = self.attend(q.reshape(len(q), heads.num_heads, -1), keys, values, plan, scale, softcap)
+        return torch.where((bound > 0)[:, None], seen.reshape(len(q), -1), 0)
+
+    def _planned(self, looking: EagerForward, heads: Heads, window: int | None, below: str | None) -> Any:
+        key = heads.num_heads // heads.num_kv_heads, window, below
+        if key not in self._plans:
+            self._plans[key] = looking.plan(heads, window)
+        return self._plans[key]
 
     def tap(self, boundary: int, x: Tensor) -> None:
         if boundary in self.taps:
@@ -102,21 +156,40 @@ class EagerForward:
     def plan(self, heads: Heads, window: int | None) -> Any:
         """Made once a forward for all layers that see equally far."""
         per_kv_head = heads.num_heads // heads.num_kv_heads
-        return [_group(self.layout, spans, per_kv_head, window) for spans in _alike(self.layout.spans)]
+        layout = self.layout
+        if layout.grid is not None and layout.grid.shape[1] <= SHARED_ROWS:  # one shape: nothing is sent to the device
+            reach = max(span.reach for span in layout.spans)
+            return [_group(layout, layout.grid, reach, per_kv_head, window)]
+        return [
+            _group(layout, _rows(spans, layout.positions.device), max(s.reach for s in spans), per_kv_head, window)
+            for spans in _alike(layout.spans)
+        ]
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, plan: Any) -> Tensor:
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, plan: Any, scale: float | None, softcap: float | None
+    ) -> Tensor:
         result = torch.empty_like(query)  # [T, heads, D]
         kv_heads, width = keys.shape[1], keys.shape[2]
         for group in plan:
             sequences, rows = group.rows.shape
             q = query[group.rows].view(sequences, rows, kv_heads, -1, width)
             q = q.permute(0, 2, 1, 3, 4).reshape(sequences, kv_heads, -1, width)  # the heads of a kv head become rows
-            k = keys[group.keys].transpose(1, 2)
-            v = values[group.keys].transpose(1, 2)
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask)
+            k = keys[group.keys].transpose(1, 2).to(q.dtype)
+            v = values[group.keys].transpose(1, 2).to(q.dtype)
+            out = look(q, k, v, group.mask, scale, softcap)
             out = out.view(sequences, kv_heads, rows, -1, width).permute(0, 2, 1, 3, 4)
             result[group.rows] = out.reshape(sequences, rows, -1, width)
         return result
+
+
+def look(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, softcap: float | None) -> Tensor:
+    """Queries [G, heads, R, D] at keys and values [G, heads, C, D] where mask [G, 1 or heads, R, C] lets them."""
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    scores = q.float() @ k.float().transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    # Not -inf: a row that sees nothing would be NaN.
+    scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~mask, torch.finfo(torch.float32).min)
+    return (torch.softmax(scores, dim=-1) @ v.float()).to(q.dtype)
 
 
 class EagerOps:
@@ -130,16 +203,15 @@ class EagerOps:
     def run(
         self, model: Describes, inputs: Inputs, caches: Sequence[LayerCache], taps: tuple[int, ...], head: Head | None
     ) -> Hidden:
-        f = self.forward(inputs.ids, inputs.layout, caches, taps)
+        f = self.forward(inputs, caches, taps)
         hidden = f.finish(model.describe(f))
         if head is not None:
             hidden.logits = self.logits(hidden.final[head.rows], head.weight)
         return hidden
 
     def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
-        for keys, values in caches:
-            keys[target] = keys[source]
-            values[target] = values[source]
+        for part in (part for layer in caches for part in layer):
+            part[target] = part[source]
 
     def embed(self, weight: Weight, ids: Tensor) -> Tensor:
         return F.embedding(ids, weight.data)
@@ -148,7 +220,7 @@ class EagerOps:
         return F.linear(hidden, weight.data).float()
 
 
-def _split(qkv: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(qkv: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
     parts = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
     q, k, v = torch.split(qkv.view(len(qkv), sum(parts), heads.head_dim), parts, dim=1)
     return q, k, v
@@ -172,13 +244,15 @@ def _alike(spans: list[Span]) -> list[list[Span]]:
     return list(groups.values())
 
 
-def _group(layout: Layout, spans: list[Span], per_kv_head: int, window: int | None) -> Group:
-    device = layout.positions.device
+def _rows(spans: list[Span], device: torch.device) -> Tensor:
+    """[G, R] their rows, the shorter spans' first ones again."""
     count = max(span.num_rows for span in spans)
-    reach = max(span.reach for span in spans)
-    rows = torch.tensor(
-        [[span.row + (i if i < span.num_rows else 0) for i in range(count)] for span in spans], dtype=torch.int64
-    ).to(device, non_blocking=True)
+    listed = [[span.row + (i if i < span.num_rows else 0) for i in range(count)] for span in spans]
+    return torch.tensor(listed, dtype=torch.int64).to(device, non_blocking=True)
+
+
+def _group(layout: Layout, rows: Tensor, reach: int, per_kv_head: int, window: int | None) -> Group:
+    device = layout.positions.device
     slots = layout.slots[rows[:, :1]]  # [G, 1]
     line = torch.arange(reach, device=device)
     positions, base = layout.positions[rows], layout.tree_base[rows]  # [G, R]
@@ -195,6 +269,6 @@ def _group(layout: Layout, spans: list[Span], per_kv_head: int, window: int | No
         spots = torch.zeros(*mask.shape[:2], reach, dtype=torch.int64, device=device)
         mask = mask | (spots.scatter_add(2, nodes, seen.long()) > 0)
     mask = mask.repeat_interleave(per_kv_head, dim=1)[:, None]
-    # Padding looks at its own sequence's last row, never at another's: 0 · NaN is NaN.
-    ends = torch.tensor([[span.reach - 1] for span in spans], dtype=torch.int64).to(device, non_blocking=True)
+    # Beyond its last row a sequence looks at that row again, never at another sequence's: 0 · NaN is NaN.
+    ends = layout.lines[rows].amax(1, keepdim=True)
     return Group(rows, cache_rows(layout, slots, torch.minimum(line[None], ends)), mask)

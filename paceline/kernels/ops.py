@@ -1,4 +1,4 @@
-"""The operations a model is written in, and what they share: `Weight`, `Layout`, `Heads`.
+"""The operations a model is written in, and what they share: `Weight`, `Layout`, `Heads`, `LayerSpec`.
 
 A model describes its forward once, as calls on a `Forward`. A set of kernels (`Ops`) runs that description: eagerly on
 tensors, or by recording it once and handing it to a library that runs the recorded list in one call.
@@ -6,8 +6,8 @@ tensors, or by recording it once and handing it to a library that runs the recor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,9 +15,37 @@ from torch import Tensor
 
 FINAL = -1  # the boundary after the last norm: what the vocabulary head reads
 
-# Keys and values, each [cache rows, kv heads, D]. Only kernels read them: inside a head's keys each has its own order.
-LayerCache = tuple[Tensor, Tensor]
+# A layer's parts, each [cache rows, heads, width]; keys and values are the usual two. Only kernels read them: inside a
+# head's keys each has its own order.
+LayerCache = tuple[Tensor, ...]
 TOGETHER = 16  # a layer has a multiple of so many rows, since kernels may order so many of a head's keys together
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a cache layer keeps of one position: so many heads of so many values."""
+
+    heads: int
+    width: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """What a cache layer is made of, and how far back it is looked at (None: all the way)."""
+
+    parts: tuple[Part, ...]
+    window: int | None = None
+
+    @classmethod
+    def kv(cls, heads: int, width: int, dtype: torch.dtype, window: int | None = None) -> LayerSpec:
+        """Keys and values of one shape."""
+        return cls((Part(heads, width, dtype),) * 2, window)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one position."""
+        return sum(part.heads * part.width * part.dtype.itemsize for part in self.parts)
 
 
 @dataclass
@@ -47,7 +75,11 @@ class Packed(Protocol):
 
 @dataclass(frozen=True)
 class Heads:
-    """How a fused qkv row is cut: query heads, then key heads, then value heads."""
+    """How a fused qkv row is cut: query heads, then key heads, then value heads.
+
+    A row of queries alone is described as one with no key heads where it is turned (`rope`), and with those of the
+    layer it looks at in `cross_attention`.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -57,10 +89,9 @@ class Heads:
 class Span(NamedTuple):
     """The rows of one sequence inside a batch, on the host."""
 
-    slot: int
     row: int  # its first row
     num_rows: int
-    reach: int  # one more than the last linear cache position it touches
+    reach: int  # none of its rows touches a linear cache position at or beyond this
 
 
 @dataclass
@@ -80,10 +111,12 @@ class Layout:
     tree_base: Tensor  # [T]
     path: Tensor | None  # [T, D]; negative beyond the row's own depth
     first: Tensor | None  # [T] lowest visible position; None: 0
-    write: Tensor  # [T] cache row where this row's key and value are stored
-    page_table: Tensor  # [S, P]
+    lines: Tensor  # [T] where on the line this row's own key and value are stored
+    write: Tensor  # [T] the same as a row of the cache
+    page_table: Tensor  # [S+1, P]
     block_size: int
     spans: list[Span]
+    grid: Tensor | None = None  # [B, rows of one] the rows of each sequence, where all have equally many
 
 
 @dataclass
@@ -111,11 +144,15 @@ class Forward(Protocol):
 
     def embed(self, weight: Weight) -> Any: ...
 
+    def input(self, name: str, width: int) -> Any:
+        """A named input of `width` values a row, as it was handed to `run`: a drafter's states, ready embeddings."""
+        ...
+
     def add_positions(self, x: Any, table: Tensor, offset: int) -> Any: ...
 
     def linear(self, x: Any, weight: Weight, bias: Tensor | None) -> Any: ...
 
-    def rms_norm(self, x: Any, weight: Tensor, eps: float) -> Any: ...
+    def rms_norm(self, x: Any, weight: Tensor, eps: float, bias: Tensor | None = None) -> Any: ...
 
     def layer_norm(self, x: Any, weight: Tensor, bias: Tensor, eps: float) -> Any: ...
 
@@ -127,14 +164,51 @@ class Forward(Protocol):
 
     def add(self, x: Any, y: Any) -> Any: ...
 
+    def multiply(self, x: Any, y: Any) -> Any: ...
+
+    def scale(self, x: Any, factor: float) -> Any: ...
+
+    def concat(self, x: Any, y: Any) -> Any:
+        """The values of x, then those of y."""
+        ...
+
+    def split(self, x: Any, sizes: Sequence[int]) -> list[Any]:
+        """A row cut into neighbours of these sizes, which add up to its width."""
+        ...
+
     def head_norm(self, qkv: Any, heads: Heads, query: Tensor, key: Tensor, eps: float) -> Any: ...
 
     def rope(self, qkv: Any, heads: Heads, cos: Tensor, sin: Tensor) -> Any:
-        """Rotate queries and keys by the rows' positions; cos and sin are [positions, D/2]."""
+        """Turn queries and keys by the rows' positions; cos and sin are [positions, C].
+
+        The first 2·C values of each head turn, the first C against the second; C is at most D/2.
+        """
         ...
 
-    def attention(self, qkv: Any, heads: Heads, layer: int, window: int | None) -> Any:
-        """Store keys and values in a cache layer, then let every row look at what it may see."""
+    def attention(
+        self,
+        qkv: Any,
+        heads: Heads,
+        layer: int,
+        window: int | None,
+        scale: float | None = None,
+        softcap: float | None = None,
+    ) -> Any:
+        """Store keys and values in a cache layer, then let every row look at what it may see.
+
+        A score s is scale · (q · k), scale being D ** -0.5 where it is None; under a softcap c then c · tanh(s / c).
+        """
+        ...
+
+    def cross_attention(
+        self, q: Any, heads: Heads, layer: int, below: str, scale: float | None = None, softcap: float | None = None
+    ) -> Any:
+        """Queries alone, looking at what a cache layer holds already: nothing is stored.
+
+        Row t sees the positions under below[t], none behind its own, whatever the layout hides of its beginning;
+        `below` names an input of whole numbers [T]. They are committed ones: each lies at its own place. A row that
+        sees nothing gets zeros.
+        """
         ...
 
     def tap(self, boundary: int, x: Any) -> None: ...
@@ -142,10 +216,36 @@ class Forward(Protocol):
 
 @dataclass
 class Inputs:
-    """T rows of tokens, and where each finds its keys."""
+    """T rows: their tokens, where each finds its keys, and whatever else the description asks for by name.
 
-    ids: Tensor  # [T]
-    layout: Layout
+    A network that embeds nothing needs no ids, one without positions and attention no layout.
+    """
+
+    ids: Tensor | None  # [T]
+    layout: Layout | None
+    named: Mapping[str, Tensor] = field(default_factory=dict)  # [T, W]; [T] of int64 for a bound
+
+    @property
+    def num_rows(self) -> int:
+        if self.ids is not None:
+            return self.ids.shape[0]  # len() costs a microsecond
+        if self.layout is not None:
+            return self.layout.positions.shape[0]
+        if not self.named:
+            raise ValueError("a forward needs token ids, a layout or a named input; it was given none of them")
+        return next(iter(self.named.values())).shape[0]
+
+    def find(self, name: str, width: int | None) -> Tensor:
+        """The input of that name, its shape checked; width None: a bound, [T] of int64."""
+        found = self.named.get(name)
+        if found is None:
+            given = ", ".join(map(repr, self.named)) or "none"
+            raise ValueError(f"the description asks for an input named {name!r}; given: {given}")
+        wanted = (self.num_rows,) if width is None else (self.num_rows, width)
+        if tuple(found.shape) != wanted or (found.dtype == torch.int64) != (width is None):
+            kind = "int64" if width is None else "float"
+            raise ValueError(f"input {name!r} must be {kind} of {wanted}, not {found.dtype} of {tuple(found.shape)}")
+        return found
 
 
 class Describes(Protocol):
@@ -163,10 +263,12 @@ class Ops(Protocol):
 
     def run(
         self, model: Describes, inputs: Inputs, caches: Sequence[LayerCache], taps: tuple[int, ...], head: Head | None
-    ) -> Hidden: ...
+    ) -> Hidden:
+        """caches: the layers the description numbers, its own and then any it borrows; each may have its own shape."""
+        ...
 
     def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
-        """Move rows of all layers to other rows; all are read before any is written."""
+        """Move rows of all layers, in every part, to other rows; all are read before any is written."""
         ...
 
     def embed(self, weight: Weight, ids: Tensor) -> Tensor: ...
@@ -182,7 +284,7 @@ def cache_rows(layout: Layout, slots: Tensor, line: Tensor) -> Tensor:
     return pages * layout.block_size + line % layout.block_size
 
 
-ACTIVATIONS = ("silu", "gelu_new", "gelu", "relu")
+ACTIVATIONS = ("silu", "gelu_new", "gelu", "relu", "sigmoid")
 
 
 def activate(x: Tensor, kind: str) -> Tensor:
@@ -190,6 +292,8 @@ def activate(x: Tensor, kind: str) -> Tensor:
         return torch.nn.functional.silu(x)
     if kind == "relu":
         return torch.relu(x)
+    if kind == "sigmoid":
+        return torch.sigmoid(x)
     return torch.nn.functional.gelu(x, approximate="tanh" if kind == "gelu_new" else "none")
 
 

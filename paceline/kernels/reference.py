@@ -35,22 +35,23 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @torch.library.custom_op("paceline::reference_attention", mutates_args=())
 def reference_attention(
-    query: Tensor, keys: Tensor, values: Tensor, lines: list[Tensor], window: int | None, scale: float
+    query: Tensor, keys: Tensor, values: Tensor, lines: list[Tensor], scale: float, softcap: float | None
 ) -> Tensor:
     """Rows [T, heads, D] against the cache [C, kv heads, D]; lines[t] are the cache rows t sees, by position."""
     rows = []
-    for row, line in zip(query, lines):
-        seen = line if window is None else line[-window:]
+    for row, seen in zip(query, lines):
         key = keys[seen].float().permute(1, 2, 0).contiguous()  # [kv heads, D, positions]
         value = values[seen].float().transpose(0, 1).contiguous()  # [kv heads, positions, D]
         heads = row.float().reshape(key.shape[0], -1, row.shape[-1]).contiguous()
         scores = torch.matmul(heads, key) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
         rows.append(torch.matmul(torch.softmax(scores, dim=-1), value).reshape(row.shape))
     return torch.stack(rows).to(query.dtype) if rows else torch.empty_like(query)
 
 
 @reference_attention.register_fake
-def _(query: Tensor, keys: Tensor, values: Tensor, lines: list[Tensor], window: int | None, scale: float) -> Tensor:
+def _(query: Tensor, keys: Tensor, values: Tensor, lines: list[Tensor], scale: float, softcap: float | None) -> Tensor:
     return torch.empty_like(query)
 
 
@@ -64,11 +65,12 @@ class ReferenceForward(EagerForward):
         result: Tensor = reference_linear(x, weight.data, bias)
         return result
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
         def norm(row: Tensor) -> Tensor:
             wide = row.float()
             scaled = wide * torch.rsqrt((wide * wide).sum() / wide.numel() + eps)
-            return scaled.to(row.dtype) * weight
+            normed = scaled.to(row.dtype) * weight
+            return normed if bias is None else normed + bias
 
         return _by_row(norm, x.reshape(-1, x.shape[-1])).reshape(x.shape)
 
@@ -92,9 +94,12 @@ class ReferenceForward(EagerForward):
             lines.append(pages * layout.block_size + line % layout.block_size)
         return Lines(lines, window)
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, plan: Any) -> Tensor:
-        scale = query.shape[-1] ** -0.5
-        result: Tensor = reference_attention(query, keys, values, plan.lines, plan.window, scale)
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, plan: Any, scale: float | None, softcap: float | None
+    ) -> Tensor:
+        seen = plan.lines if plan.window is None else [line[-plan.window :] for line in plan.lines]
+        factor = query.shape[-1] ** -0.5 if scale is None else scale
+        result: Tensor = reference_attention(query, keys, values, seen, factor, softcap)
         return result
 
 

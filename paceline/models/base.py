@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paceline.kernels import Ops
-from paceline.kernels.ops import FINAL, Forward, Head, Hidden, Inputs, LayerCache, Weight
+from paceline.kernels.ops import FINAL, Forward, Head, Hidden, Inputs, LayerCache, LayerSpec, Weight
 from paceline.models.batch import Batch
 from paceline.models.config import ModelConfig
 
@@ -29,6 +30,14 @@ class Model:
         """One forward: from f.embed to the last norm, f.tap at every boundary."""
         raise NotImplementedError
 
+    def layer_specs(self, dtype: torch.dtype) -> list[LayerSpec]:
+        """The cache layers it looks at, in the order it numbers them."""
+        shape = self.config
+        return [
+            LayerSpec.kv(shape.num_kv_heads, shape.head_dim, dtype, shape.window(layer))
+            for layer in range(shape.num_layers)
+        ]
+
     def forward(
         self, batch: Batch, caches: Sequence[LayerCache], taps: tuple[int, ...] = (), rows: Tensor | None = None
     ) -> Hidden:
@@ -42,6 +51,10 @@ class Model:
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] → [R, V] float32."""
         return self.ops.logits(hidden, self.head)
+
+    def tap_width(self, boundary: int) -> int:
+        """How many values a row has there."""
+        return self.head.shape[1] if boundary == FINAL else self.config.hidden_size
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.ops.embed(self.embedding, ids)

@@ -1,4 +1,4 @@
-"""One forward's tensors, and `pack`, the only place where offsets are computed.
+"""One forward's tensors, and where everything in them is: the only place where offsets are computed.
 
 A batch is rows of tokens, sequence after sequence. Each sequence contributes the committed tokens it has not computed
 yet (a prompt chunk, or the newest token alone) and then the nodes of its draft tree.
@@ -7,36 +7,161 @@ yet (a prompt chunk, or the newest token alone) and then the nodes of its draft 
 
     row            r     r+1   r+2   r+3
     token          x_6   n_0   n_1   n_2
+    node           -1    0     1     2        negative: a committed token
     position       6     7     7     8
     line           6     7     8     9        where its key lies: committed rows at their position, nodes in order
+    sampled        *     *     *     *        rows whose logits decide something
+
+Two ways to pack, one `Batch`. Ragged (`pack`): the host knows where every sequence stands and how many nodes it has,
+and no row is wasted. Static (`pack_rows`): only the device knows; shapes follow from counts alone, nodes that are not
+there become padding rows, which belong to the slot and the page of nobody. Everything that follows from counts alone,
+for both, is answered by `Places`: who verifies, commits or observes gathers by it instead of counting again.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.cache.slots import Slots
 from paceline.kernels.ops import Layout, Span
 
+Shape = tuple[tuple[int, int], ...]  # for each sequence: committed tokens, nodes
+Array = np.ndarray[Any, np.dtype[np.int64]]
 
-@dataclass(frozen=True)
-class Work:
-    """One sequence's share of a round: `count` committed tokens from `start` on, then up to `num_nodes` nodes."""
+
+class Work(NamedTuple):
+    """One sequence's share of a round: `count` committed tokens from `start` on, then up to `num_nodes` nodes.
+
+    start None: rounds are ahead of what the host knows; the newest token, wherever the device says it stands, and at
+    `bound` at most.
+    """
 
     slot: int
-    start: int
-    count: int
+    start: int | None
+    count: int  # type: ignore[assignment]  # a tuple's own `count` is not missed
     num_nodes: int = 0
+    bound: int = 0
+
+
+class Nodes(NamedTuple):
+    """Drafts as a batch needs them; sequences behind the B have none."""
+
+    tokens: Tensor  # [B, N]
+    sizes: Tensor  # [B] nodes behind it are padding
+    paths: Tensor | None  # [B, N, D] ancestors by depth; None: chains
+
+
+class Places:
+    """Where the parts of a batch of one shape are; its first `num_sampling` sequences sample. N is at least the most
+    nodes of a sequence."""
+
+    def __init__(self, shape: Shape, num_sampling: int, num_nodes: int, device: torch.device) -> None:
+        self.shape, self.num_sampling, self.num_nodes, self._device = shape, num_sampling, num_nodes, device
+        counts, nodes = (np.array(part, dtype=np.int64) for part in (zip(*shape) if shape else ((), ())))
+        self._counts, self._sizes = counts, counts + nodes
+        self._firsts: Array = self._sizes.cumsum() - self._sizes
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._sizes.sum())
+
+    @functools.cached_property
+    def owner(self) -> Tensor:
+        """[T] the row's sequence."""
+        return self._send(np.arange(len(self.shape)).repeat(self._sizes))
+
+    @functools.cached_property
+    def offset(self) -> Tensor:
+        """[T] its place among its sequence's rows."""
+        return self._send(np.arange(self.num_rows) - self._firsts.repeat(self._sizes))
+
+    @functools.cached_property
+    def node(self) -> Tensor:
+        """[T] its node; negative: a committed token, -1 the newest of them."""
+        return self._send(np.arange(self.num_rows) - (self._firsts + self._counts).repeat(self._sizes))
+
+    @functools.cached_property
+    def counts(self) -> Tensor:
+        """[B] committed tokens of each sequence."""
+        return self._send(self._counts)
+
+    @functools.cached_property
+    def grid(self) -> Tensor | None:
+        """[B, rows of one] where all sequences have equally many rows; else None."""
+        if not self.shape or (self._sizes != self._sizes[0]).any():
+            return None
+        return self._send(np.arange(self.num_rows).reshape(len(self.shape), -1))
+
+    @functools.cached_property
+    def sampled_counts(self) -> list[int]:
+        """For each sampling sequence how many rows are sampled: its newest committed token's, then its nodes'."""
+        return [1 + nodes for _, nodes in self.shape[: self.num_sampling]]
+
+    @functools.cached_property
+    def sampled(self) -> Tensor:
+        """[R] rows of the batch, sampling sequence after sampling sequence."""
+        rows: list[int] = []
+        for (count, _), first, size in zip(
+            self.shape[: self.num_sampling], self._firsts.tolist(), self._sizes.tolist()
+        ):
+            rows += range(first + count - 1, first + size)
+        return torch.tensor(rows, dtype=torch.int64).to(self._device)
+
+    @functools.cached_property
+    def index(self) -> Tensor:
+        """[sampling sequences, 1+N] where among the sampled rows its own stand; beyond its nodes the last again."""
+        counts = np.array(self.sampled_counts, dtype=np.int64)
+        firsts = counts.cumsum() - counts
+        return self._send(firsts[:, None] + np.minimum(np.arange(1 + self.num_nodes), counts[:, None] - 1))
+
+    @functools.cached_property
+    def sampled_owner(self) -> Tensor:
+        return self.owner[self.sampled]  # [R]
+
+    @functools.cached_property
+    def sampled_node(self) -> Tensor:
+        return self.node[self.sampled]  # [R]; -1: the newest committed token's row
+
+    @functools.cached_property
+    def first_rows(self) -> list[int]:
+        """The first row of each sequence, on the host."""
+        firsts: list[int] = self._firsts.tolist()
+        return firsts
+
+    @functools.cached_property
+    def first_sampled(self) -> list[int]:
+        """Where among the sampled rows each sampling sequence's begin, and behind the last of them."""
+        return [0, *np.cumsum(self.sampled_counts).tolist()]
+
+    def _send(self, values: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self._device)
+
+
+@functools.lru_cache(maxsize=128)
+def places_of(shape: Shape, num_sampling: int, num_nodes: int, device: torch.device) -> Places:
+    """Made once a shape: decode rounds repeat theirs. A batch holds its own; who captures one must hold on to it."""
+    return Places(shape, num_sampling, num_nodes, device)
 
 
 @dataclass
 class Batch:
     ids: Tensor  # [T]
     layout: Layout
+    places: Places
+    slot_list: list[int] | Tensor  # [B] of each sequence
     adapters: Tensor | None = None  # [T] room for an adapter id per token
+
+    @functools.cached_property
+    def slots(self) -> Tensor:
+        """[B]"""
+        given = self.slot_list
+        return given if isinstance(given, Tensor) else torch.tensor(given, dtype=torch.int64)
 
     @property
     def positions(self) -> Tensor:
@@ -47,62 +172,108 @@ def pack(
     work: list[Work],
     table: Slots,
     block_size: int,
-    nodes: tuple[Tensor, Tensor | None] | None = None,
+    nodes: Nodes | None = None,
+    num_sampling: int | None = None,
     first: Tensor | None = None,
 ) -> Batch:
-    """Work → tensors.
+    """Work → tensors, all of which samples unless said otherwise; `first` [B]: the lowest position each may see.
 
-    `nodes` are (tokens [B, N], paths [B, N, D] or None for chains), rows in the order of `work`;
-    `first` [B] is the lowest position each sequence may see.
+    Where the tables are apart from the host's the static way is taken, whatever the host knows.
     """
     device = table.device
-    tokens, paths = (None, None) if nodes is None else nodes
-    any_nodes = tokens is not None and any(item.num_nodes for item in work)
-    # On a CPU the drafted tokens are at hand; elsewhere the host does not wait for them.
-    drafted = tokens.tolist() if tokens is not None and any_nodes and device.type == "cpu" else None
+    width = 0 if nodes is None else nodes.tokens.shape[1]
+    sampling = len(work) if num_sampling is None else num_sampling
+    places = places_of(tuple([(item.count, item.num_nodes) for item in work]), sampling, width, device)
+    if table.apart:
+        known = [[item.slot for item in work], [-1 if item.start is None else item.start for item in work]]
+        slots, starts = torch.tensor(known, dtype=torch.int64).to(device, non_blocking=True).unbind()
+        starts = torch.where(starts >= 0, starts, table.lengths[slots] - 1)
+        reaches = [(item.bound if item.start is None else item.start) + item.count + item.num_nodes for item in work]
+        return pack_rows(places, slots, starts, table, block_size, Static(reaches, nodes, first=first))
+    drafted = nodes.tokens.tolist() if nodes is not None and any(item.num_nodes for item in work) else None
     spans: list[Span] = []
-    owner: list[int] = []
-    slots: list[int] = []
+    slots_: list[int] = []
     lines: list[int] = []
     bases: list[int] = []
-    nodes_: list[int] = []  # the row's node; negative: a committed token
-    ids_: list[int] = []  # 0 for nodes whose tokens only the device knows
+    ids_: list[int] = []
     write: list[int] = []
     for number, item in enumerate(work):
-        size, end = item.count + item.num_nodes, item.start + item.count
-        spans.append(Span(item.slot, len(lines), size, item.start + size))
-        line = range(item.start, item.start + size)
-        first_page = item.start // block_size
-        pages = table.pages.host[item.slot, first_page : (item.start + size - 1) // block_size + 1].tolist()
-        owner += [number] * size
-        slots += [item.slot] * size
+        start, size = item.start, item.count + item.num_nodes
+        assert start is not None, "where tables are shared the host knows where a sequence stands"
+        spans.append(Span(len(lines), size, start + size))
+        line = range(start, start + size)
+        first_page = start // block_size
+        pages = table.pages.host[item.slot, first_page : (start + size - 1) // block_size + 1].tolist()
+        slots_ += [item.slot] * size
         lines += line
-        bases += [end] * size
-        nodes_ += range(-item.count, item.num_nodes)
-        ids_ += table.tokens.host[item.slot, item.start : end].tolist()
-        ids_ += [0] * item.num_nodes if drafted is None or not item.num_nodes else drafted[number][: item.num_nodes]
+        bases += [start + item.count] * size
+        ids_ += table.tokens.host[item.slot, start : start + item.count].tolist()
+        if item.num_nodes and drafted is not None:
+            ids_ += drafted[number][: item.num_nodes]
         write += [pages[at // block_size - first_page] * block_size + at % block_size for at in line]
-    sent = torch.tensor([owner, slots, lines, bases, nodes_, ids_, write], dtype=torch.int64)
-    sent = sent if device.type == "cpu" else sent.to(device, non_blocking=True)
-    owner_t, slot_t, line_t, base_t, node_t, ids, write_t = sent.unbind()
+    slot_t, line_t, base_t, ids, write_t = torch.tensor([slots_, lines, bases, ids_, write], dtype=torch.int64).unbind()
     positions, path = line_t, None
-    if tokens is not None and any_nodes and (drafted is None or paths is not None):
-        is_node, index = node_t >= 0, node_t.clamp(min=0)
-        sequence = torch.where(is_node, owner_t, 0)  # sequences behind the proposal's have no nodes
-        if drafted is None:
-            ids = torch.where(is_node, tokens[sequence, index], ids)
-        if paths is not None:
-            path = torch.where(is_node[:, None], paths[sequence, index], -1)
-            positions = torch.where(is_node, base_t - 1 + (path >= 0).sum(1), line_t)
-    layout = Layout(
-        slots=slot_t,
-        positions=positions,
-        tree_base=base_t,
-        path=path,
-        first=None if first is None else first[owner_t],
-        write=write_t,
-        page_table=table.pages.device,
-        block_size=block_size,
-        spans=spans,
-    )
-    return Batch(ids, layout)
+    if drafted is not None and nodes is not None and nodes.paths is not None:
+        is_node = places.node >= 0
+        sequence = torch.where(is_node, places.owner, 0)  # sequences behind the proposal's have no nodes
+        path = torch.where(is_node[:, None], nodes.paths[sequence, places.node.clamp(min=0)], -1)
+        positions = torch.where(is_node, base_t - 1 + (path >= 0).sum(1), line_t)
+    seen_from = None if first is None else first[places.owner]
+    layout = Layout(slot_t, positions, base_t, path, seen_from, line_t, write_t, table.pages.tensor, block_size, spans)
+    return Batch(ids, layout, places, [item.slot for item in work])
+
+
+@dataclass
+class Static:
+    """What else a static batch may be given."""
+
+    reaches: list[int]  # for each sequence: no row of it touches a line at or beyond this
+    nodes: Nodes | None = None
+    ends: Tensor | None = None  # [B] rows whose line is at or beyond it are padding
+    first: Tensor | None = None  # [B] the lowest position each may see
+
+
+def pack_rows(places: Places, slots: Tensor, starts: Tensor, table: Slots, block_size: int, given: Static) -> Batch:
+    """The same in tensors alone: slots and starts are [B], on the device. Nothing waits for it: it can be captured."""
+    owner, node, nodes = places.owner, places.node, given.nodes
+    is_node = node >= 0
+    start = starts[owner]
+    slot, line, base = slots[owner], start + places.offset, start + places.counts[owner]
+    real = None if given.ends is None else line < given.ends[owner]
+    if nodes is not None and nodes.tokens.shape[1]:
+        sequence = torch.where(is_node, owner, 0)  # sequences behind the proposal's have no nodes
+        index = node.clamp(min=0)
+        there = ~is_node | (node < nodes.sizes[sequence])
+        real = there if real is None else real & there
+    if real is not None:
+        slot, line, base = torch.where(real, slot, table.null), torch.where(real, line, 0), torch.where(real, base, 1)
+    ids = table.tokens.tensor[slot, line.clamp(max=table.max_length)]
+    positions, path = line, None
+    if nodes is not None and nodes.tokens.shape[1]:
+        ids = torch.where(is_node, nodes.tokens[sequence, index].clamp(min=0), ids)
+        if nodes.paths is not None:
+            path = torch.where((is_node & there)[:, None], nodes.paths[sequence, index], -1)
+            positions = torch.where(is_node & there, base - 1 + (path >= 0).sum(1), line)
+    first = None if given.first is None else given.first[owner]
+    if first is not None and real is not None:
+        first = torch.where(real, first, 0)
+    write = table.pages.tensor[slot, line // block_size] * block_size + line % block_size
+    spans = [Span(row, sum(size), reach) for row, size, reach in zip(places.first_rows, places.shape, given.reaches)]
+    layout = Layout(slot, positions, base, path, first, line, write, table.pages.tensor, block_size, spans, places.grid)
+    return Batch(ids, layout, places, slots)
+
+
+def rows_at(batch: Batch, slots: Tensor, positions: Tensor, ids: Tensor, table: Slots) -> Batch:
+    """The rows of a batch, in its order, with other tokens at other places, all committed: what a drafter reads beside
+    the target's own rows. slots, positions and ids are [T]; a row of the null slot is padding.
+
+    A row's place may be one behind its own, so its sequence reaches one further.
+    """
+    size, null = batch.layout.block_size, table.null
+    positions = torch.where(slots == null, 0, positions)
+    write = table.pages.tensor[slots, positions // size] * size + positions % size
+    spans = [span._replace(reach=span.reach + 1) for span in batch.layout.spans]
+    grid = batch.places.grid if table.apart else None
+    page_table = table.pages.tensor
+    layout = Layout(slots, positions, positions + 1, None, None, positions, write, page_table, size, spans, grid)
+    return Batch(ids, layout, batch.places, batch.slot_list)

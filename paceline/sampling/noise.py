@@ -75,7 +75,7 @@ def gumbel(keys: Keys, positions: Tensor, stream: int, vocab_size: int, extra: T
     if native is not None:
         first, second = _row_keys(keys, positions, stream, extra)
         inverse, logarithm = _tables(positions.device)
-        out = torch.empty(len(first), vocab_size)
+        out = torch.empty((len(first), vocab_size), dtype=torch.float32, device="cpu")
         rows = (first.data_ptr(), second.data_ptr(), len(first), vocab_size)
         native.paceline_gumbel(*rows, inverse.data_ptr(), logarithm.data_ptr(), out.data_ptr())
         return out

@@ -8,7 +8,7 @@ needs is in the slot tables and the row's path, so there is nothing that a rejec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -38,24 +38,28 @@ def untouched(params: SamplingParams) -> bool:
 
 def _bias(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     assert state.bias is not None
-    wanted = [bool(state.params[s].logit_bias) or state.params[s].allowed_token_ids is not None for s in rows.slot_list]
-    users = torch.zeros(state.table.num_slots, dtype=torch.bool)
-    users[rows.slot_list] = torch.tensor(wanted)
-    mask = users.to(logits.device)[rows.slots]
-    return torch.where(mask[:, None], logits + state.bias[rows.slots], logits)
+    biased = state.int_column("biased", rows.slots) != 0
+    return torch.where(biased[:, None], logits + state.bias[rows.slots], logits)
 
 
 def _tail(rows: Rows, state: SamplerState, count: int) -> Tensor:
     """[R, count] the last tokens before the one to be sampled, drafted ones included; -1 before the beginning."""
     back = torch.arange(count - 1, -1, -1, device=rows.slots.device)
-    depth = (rows.path >= 0).sum(1)
+    depth = (rows.drafted >= 0).sum(1)
     place = rows.positions[:, None] - back  # position in the row's own history
     committed = rows.positions - depth  # the last committed position
-    tokens = state.table.tokens.device[rows.slots[:, None], place.clamp(min=0)]
-    if rows.path.shape[1]:
-        drafted = (place - committed[:, None] - 1).clamp(0, rows.path.shape[1] - 1)
-        tokens = torch.where(place > committed[:, None], rows.path.gather(1, drafted), tokens)
+    table = state.table.tokens.tensor
+    inside = place.clamp(0, table.shape[1] - 1)  # padding may lie beyond the end of the table
+    tokens = table[rows.slots[:, None], inside]
+    if rows.drafted.shape[1]:
+        drafted = (place - committed[:, None] - 1).clamp(0, rows.drafted.shape[1] - 1)
+        tokens = torch.where(place > committed[:, None], rows.drafted.gather(1, drafted), tokens)
     return torch.where(place >= 0, tokens, -1)
+
+
+def _send(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Numbers of the host, without waiting for what the device has still to do."""
+    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def _bad_words(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
@@ -65,10 +69,9 @@ def _bad_words(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
         return logits
     width = max(len(word) for _, word in entries) - 1
     device = logits.device
-    heads = [[-2] * (width - len(word) + 1) + word[:-1] for _, word in entries]  # -2: anything
-    head = torch.tensor(heads, dtype=torch.int64, device=device).view(len(entries), width)
-    slots = torch.tensor([slot for slot, _ in entries], device=device)
-    last = torch.tensor([word[-1] for _, word in entries], device=device)
+    # -2: anything
+    sent = _send([[slot, word[-1], *[-2] * (width - len(word) + 1), *word[:-1]] for slot, word in entries], device)
+    slots, last, head = sent[:, 0], sent[:, 1], sent[:, 2:]
     tail = _tail(rows, state, width) if width else torch.zeros(len(logits), 0, dtype=torch.int64, device=device)
     fits = ((tail[:, None] == head) | (head == -2)).all(-1) & (rows.slots[:, None] == slots)  # [R, words]
     banned = torch.zeros(logits.shape, dtype=torch.int32, device=device)
@@ -82,7 +85,7 @@ def _min_tokens(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     stops = [(slot, token) for slot in rows.slot_list for token in state.words[slot].stops]
     if not stops:
         return logits
-    slots, tokens = torch.tensor(stops, dtype=torch.int64, device=logits.device).unbind(1)
+    slots, tokens = _send(stops, logits.device).unbind(1)
     hit = (early[:, None] & (rows.slots[:, None] == slots)).to(torch.int32)
     banned = torch.zeros(logits.shape, dtype=torch.int32, device=logits.device)
     banned.scatter_add_(1, tokens.expand(len(logits), -1), hit)
@@ -91,18 +94,18 @@ def _min_tokens(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
 
 def _counts(rows: Rows, state: SamplerState, vocab_size: int) -> tuple[Tensor, Tensor]:
     """How often each token stands in a row's prompt and in its output so far, both [R, V] float32."""
-    longest = max(state.table.length(slot) for slot in rows.slot_list)
-    tokens = state.table.tokens.device[:, :longest][rows.slots]  # [R, L]
+    longest = state.table.longest(rows.slot_list)
+    tokens = state.table.tokens.tensor[:, :longest][rows.slots]  # [R, L]
     place = torch.arange(longest, device=tokens.device)
-    depth = (rows.path >= 0).sum(1)
+    depth = (rows.drafted >= 0).sum(1)
     committed = (rows.positions - depth + 1)[:, None]
     in_prompt = place < torch.minimum(state.table.prompt_lengths[rows.slots][:, None], committed)
     in_output = (place < committed) & ~in_prompt
-    zeros = torch.zeros(len(tokens), vocab_size, device=tokens.device)
+    zeros = torch.zeros(len(tokens), vocab_size, dtype=torch.float32, device=tokens.device)
     prompt = zeros.scatter_add(1, tokens, in_prompt.float())
     output = zeros.scatter_add(1, tokens, in_output.float())
-    drafted = rows.path.clamp(min=0)
-    return prompt, output.scatter_add(1, drafted, (rows.path >= 0).float())
+    drafted = rows.drafted.clamp(min=0)
+    return prompt, output.scatter_add(1, drafted, (rows.drafted >= 0).float())
 
 
 def _penalties(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:

@@ -11,22 +11,24 @@ from paceline.cache.slots import Slots
 from paceline.params import SamplingParams
 from paceline.sampling.noise import Keys
 
-_FLOATS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
-_INTS = ("top_k", "min_tokens", "seed", "sample", "greedy")
+# Columns, and what stands in a slot nobody has: values that leave a row as it is, since padding has a slot too.
+_FLOATS = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "presence": 0.0, "frequency": 0.0, "repetition": 1.0}
+_INTS = {"top_k": 0, "min_tokens": 0, "seed": 0, "sample": 0, "greedy": 1, "biased": 0}
+_COLUMN = {name: column for names in (_FLOATS, _INTS) for column, name in enumerate(names)}
 
 
 @dataclass
 class Rows:
     """R places where a token may be sampled, each with the history of its own node.
 
-    Row r follows the token at positions[r]; the committed tokens of its slot come first, then `path`: the drafted
-    tokens from the root down to and including the row's own, -1 beyond its depth.
+    Row r follows the token at positions[r]; the committed tokens of its slot come first, then the drafted ones from the
+    root down to and including the row's own, -1 beyond its depth.
     """
 
     slots: Tensor  # [R]
     slot_list: list[int]  # distinct slots, on the host: what decides which stages run
     positions: Tensor  # [R]
-    path: Tensor  # [R, D]
+    drafted: Tensor  # [R, D] tokens
 
 
 @dataclass
@@ -42,29 +44,35 @@ class SamplerState:
 
     def __init__(self, table: Slots, vocab_size: int, device: torch.device) -> None:
         self.table, self.vocab_size, self.device = table, vocab_size, device
-        slots = table.num_slots
-        self._floats = torch.zeros(slots, len(_FLOATS), dtype=torch.float32, device=device)
-        self._ints = torch.zeros(slots, len(_INTS), dtype=torch.int64, device=device)
-        self.bias: Tensor | None = None  # [S, V], made when first needed; -inf where a token is not allowed
+        slots = table.num_slots + 1  # the last is nobody's
+        self._floats = torch.tensor(list(_FLOATS.values()), dtype=torch.float32).repeat(slots, 1).to(device)
+        self._ints = torch.tensor(list(_INTS.values()), dtype=torch.int64).repeat(slots, 1).to(device)
+        self.bias: Tensor | None = None  # [S+1, V], made when first needed; -inf where a token is not allowed
         self.words: dict[int, Words] = {}
         self.params: dict[int, SamplingParams] = {}
+        self.untouched: set[int] = set()  # slots whose request takes the likeliest token of the raw logits
 
     def set(self, slot: int, params: SamplingParams, words: Words, seed: int, sample: int) -> None:
+        from paceline.sampling.processors import untouched  # which is written in terms of this state
+
         self.params[slot], self.words[slot] = params, words
+        (self.untouched.add if untouched(params) else self.untouched.discard)(slot)
         greedy = params.greedy  # then nothing after the penalties may touch its rows
         floats = (1.0, 1.0, 0.0) if greedy else (params.temperature, params.top_p, params.min_p)
         penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
-        self._floats[slot] = torch.tensor([*floats, *penalties], dtype=torch.float32)
+        self._floats[slot].copy_(torch.tensor([*floats, *penalties], dtype=torch.float32), non_blocking=True)
         signed = seed - 2**64 if seed >= 2**63 else seed
-        ints = [0 if greedy else max(params.top_k, 0), params.min_tokens, signed, sample, int(greedy)]
-        self._ints[slot] = torch.tensor(ints, dtype=torch.int64)
-        if params.logit_bias or params.allowed_token_ids is not None:
+        biased = bool(params.logit_bias) or params.allowed_token_ids is not None
+        ints = [0 if greedy else max(params.top_k, 0), params.min_tokens, signed, sample, int(greedy), int(biased)]
+        self._ints[slot].copy_(torch.tensor(ints, dtype=torch.int64), non_blocking=True)
+        if biased:
             if self.bias is None:
-                self.bias = torch.zeros(self.table.num_slots, self.vocab_size, device=self.device)
-            self.bias[slot] = self._bias_row(params)
+                shape = (self.table.num_slots + 1, self.vocab_size)
+                self.bias = torch.zeros(shape, dtype=torch.float32, device=self.device)
+            self.bias[slot].copy_(self._bias_row(params), non_blocking=True)
 
     def _bias_row(self, params: SamplingParams) -> Tensor:
-        row = torch.zeros(self.vocab_size)
+        row = torch.zeros(self.vocab_size, dtype=torch.float32)
         if params.allowed_token_ids is not None:
             row.fill_(float("-inf"))
             row[list(params.allowed_token_ids)] = 0.0
@@ -73,10 +81,10 @@ class SamplerState:
         return row
 
     def float_column(self, name: str, slots: Tensor) -> Tensor:
-        return self._floats[slots, _FLOATS.index(name)]
+        return self._floats[slots, _COLUMN[name]]
 
     def int_column(self, name: str, slots: Tensor) -> Tensor:
-        return self._ints[slots, _INTS.index(name)]
+        return self._ints[slots, _COLUMN[name]]
 
     def keys(self, slots: Tensor) -> Keys:
         return Keys(self.int_column("seed", slots), self.int_column("sample", slots))

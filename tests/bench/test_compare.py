@@ -14,11 +14,9 @@ from paceline.bench import differences
 from paceline.bench.compare import Comparison, Plan, Variant, compare, find_differences, labels
 from paceline.bench.differences import Difference
 from paceline.errors import OptionError, PacelineError
-from paceline.prompts import Prompt
+from tests.bench.asked import NAMES, PROMPTS
 from tests.cli.checkpoints import make_model
 
-PROMPTS = [Prompt(None, [5, 6, 7, 8, 5, 6, 7]), Prompt(None, [9, 10, 9, 10, 9]), Prompt(None, [20] * 12)]
-NAMES = ["first", "second", "third"]
 DRAFTERS = [Variant("ngram", NGram(min_match=1, max_match=2)), Variant("suffix", Suffix())]
 
 

@@ -93,7 +93,7 @@ def test_a_comparisons_page_has_every_figure_of_its_table() -> None:
             f"{row['speed_up']:.2f}×",
             f"{row['forward_speed_up']:.2f}×",
             f"{row['tokens_per_forward']:.2f}",
-            f"{row['identical']} of {row['answered']}",
+            f"{row['identical']}/{row['answered']}",
         ):
             assert expected in text
     assert "2.00–2.00" in text

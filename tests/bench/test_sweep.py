@@ -9,12 +9,12 @@ import pytest
 
 from paceline import DraftModel, FirstOf, NGram, SamplingParams, Suffix
 from paceline.bench import sweep
-from paceline.bench.compare import Comparison, compare
+from paceline.bench.compare import Comparison, Plan, compare
 from paceline.bench.interval import Estimate
 from paceline.bench.sweep import Best, find_best, listed, make_variants, read_lengths, repeated_share
 from paceline.errors import OptionError
+from tests.bench.asked import NAMES, PROMPTS
 from tests.bench.examples import comparison
-from tests.bench.test_compare import NAMES, PROMPTS, Plan
 from tests.fakes import tiny_llm
 
 

@@ -38,7 +38,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert pages is None
             return
         assert pages is not None and len(set(pages)) == count
-        assert not set(pages) & held
+        assert not set(pages) & held and 0 not in pages, "page 0 belongs to nobody"
         evicted = [page for page in pages if page in self.idle]
         assert evicted == self.idle[: max(0, count - free)], "idle pages go oldest first, and only when none is free"
         self.idle = self.idle[len(evicted) :]
@@ -78,6 +78,13 @@ class PoolMachine(RuleBasedStateMachine):
         if key not in self.known and page not in self.known.values():
             self.known[key] = page
 
+    @precondition(lambda self: self.known)
+    @rule()
+    def reset(self) -> None:
+        self.pool.reset()
+        self.holders, self.known, self.idle = [], {}, []
+        assert set(self.pool.epochs) == {0}
+
     @rule(key=st.binary(min_size=1, max_size=1))
     def lookup(self, key: bytes) -> None:
         assert self.pool.lookup(key) == self.known.get(key)
@@ -85,7 +92,8 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         self.pool.check()
-        assert [self.pool.refs(page) for page in range(NUM_PAGES)] == [self.refs(page) for page in range(NUM_PAGES)]
+        numbers = range(NUM_PAGES + 1)
+        assert [self.pool.refs(page) for page in numbers] == [self.refs(page) for page in numbers]
         held = {page for holder in self.holders for page in holder}
         assert self.pool.num_available == NUM_PAGES - len(held)
 
@@ -117,6 +125,13 @@ def test_check_notices_a_page_that_was_lost() -> None:
     pool._free.popleft()
     with pytest.raises(AssertionError, match="a page was lost"):
         pool.check()
+
+
+def test_a_layer_has_rows_for_every_page_and_for_the_page_of_nobody() -> None:
+    pool = PagePool(3, 4)
+    pages = pool.take(3)
+    assert pages is not None and sorted(pages) == [1, 2, 3] and pool.take(1) is None
+    assert pool.num_rows == 16 and max(page * 4 + 3 for page in pages) == pool.num_rows - 1
 
 
 tokens = st.lists(st.lists(st.integers(0, 2**40), min_size=3, max_size=3), min_size=1, max_size=4)

@@ -283,7 +283,7 @@ def test_options_are_refused_before_the_chat_begins(checkpoint: Path) -> None:
 
 def interrupt_at(step: int, press: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Press Ctrl-C during a step of the first answer."""
-    real, steps = Target.step, 0
+    real, steps = Target._pump, 0
 
     def stepped(self: LLM) -> Any:
         nonlocal steps
@@ -292,7 +292,7 @@ def interrupt_at(step: int, press: Callable[[], None], monkeypatch: pytest.Monke
             press()
         return real(self)
 
-    monkeypatch.setattr(Target, "step", stepped)
+    monkeypatch.setattr(Target, "_pump", stepped)
 
 
 def press_control_c() -> None:
@@ -350,7 +350,7 @@ def test_turns_that_had_to_go_come_back_when_no_word_was_said(
     llm: LLM, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long, seen = "rider " * 230, [""]
-    real, step = Target.stream, Target.step
+    real, step = Target.stream, Target._pump
 
     def stream(self: LLM, prompt: Any, params: SamplingParams) -> Any:
         seen.append(prompt.get("prompt", ""))
@@ -362,7 +362,7 @@ def test_turns_that_had_to_go_come_back_when_no_word_was_said(
         return step(self)
 
     monkeypatch.setattr(Target, "stream", stream)
-    monkeypatch.setattr(Target, "step", stepped)
+    monkeypatch.setattr(Target, "_pump", stepped)
     result = talk(checkpoint, FIRST, SECOND, long, THIRD, options=("--max-model-len", "300"))
     assert "oldest messages were dropped" in result.stderr
     assert "the question is forgotten" in result.stderr

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.cli.command import Command, rewrite
 from paceline.compat import SPELLINGS, table
-from paceline.compat.flags import BOUNDS
+from paceline.compat.flags import SETTLED
 from paceline.errors import OptionError
 from tests.spellings import CASES, as_flags
 
@@ -205,7 +205,7 @@ def test_generate_takes_every_spelling_of_the_command_line(row: Any, monkeypatch
     case = CASES[row.id]
     words = read("paceline generate", case.typed or as_flags(case.given))
     arrived = any(word in declared("paceline generate") for word in words)
-    assert arrived or not row.to or row.to in BOUNDS
+    assert arrived or not row.to or row.to in SETTLED
     assert rewrite(words, declared("paceline generate"), "paceline generate") == words, "ours are not foreign again"
 
 
@@ -227,7 +227,6 @@ def test_generate_takes_every_spelling_of_the_command_line(row: Any, monkeypatch
         ),
         ("paceline generate", "--ngram_prompt_lookup_max 3", "--ngram_prompt_lookup_max 3 needs a drafter to apply to"),
         ("paceline generate", "--chat --raw", "--chat and --raw contradict each other; give one"),
-        ("paceline generate", "--tp_size 2", "--tp_size 2 is not supported yet; allowed: 1 (one device)"),
         ("paceline models fetch", "--dtype fp16", "--dtype fp16 means --dtype, and paceline models fetch takes no"),
         (
             "paceline models fetch",
@@ -246,9 +245,9 @@ def test_what_cannot_be_meant_is_said_in_one_sentence(path: str, text: str, said
     assert result.stderr.splitlines() == [str(caught.value)]
 
 
-def test_the_bounds_that_a_command_does_not_have_are_left_out_with_a_notice(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_command_settles_itself_is_left_out_with_a_notice(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "paceline"):
-        assert read("paceline generate", "--max_batch_size 4 --enable-prefix-caching --tensor-parallel-size 1") == []
+        assert read("paceline generate", "--max_batch_size 4 --enable-prefix-caching") == []
     assert [record.getMessage() for record in caplog.records] == [
         "--max_batch_size 4 has no effect on paceline generate",
         "--enable-prefix-caching has no effect on paceline generate",

@@ -251,7 +251,7 @@ def test_without_matplotlib_the_rest_is_there(
         ),
         (
             ["--drafter", "ngram:max_match=8", "--ngram-prompt-lookup-max", "3"],
-            "--drafter ngram:max_match=8 and max_match=3 contradict each other; give one",
+            "--drafter ngram:max_match=8 and a match of at most 3 tokens contradict each other; give one",
         ),
         (
             ["--speculative-model", "m", "--drafter", "ngram"],

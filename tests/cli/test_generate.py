@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 import paceline
-from paceline import LLM, SamplingParams
+from paceline import LLM, SamplingParams, compat
 from paceline.cli import app, loading, prompting
 from paceline.errors import OptionError
 from paceline.llm import LLM as Target
@@ -120,8 +120,8 @@ def test_drafters_change_the_forwards_and_not_the_text(
     llm: LLM, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[object] = []
-    real = Target.set_drafter
-    monkeypatch.setattr(Target, "set_drafter", lambda self, drafter: (built.append(drafter), real(self, drafter))[1])
+    real = compat.make
+    monkeypatch.setattr(compat, "make", lambda *given: (built.append(real(*given)), built[-1])[1])
     text = expected(llm) + "\n"
     assert run(checkpoint, TEXT, "--drafter", "none") == text
     assert run(checkpoint, TEXT, "--drafter", "suffix", "--drafter", "ngram", "--num-draft-tokens", "3") == text
@@ -243,7 +243,7 @@ def test_an_unknown_option_is_a_usage_error() -> None:
 def test_an_interrupt_ends_quietly_after_what_was_written(
     llm: LLM, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, steps = Target.step, 0
+    real, steps = Target._pump, 0
 
     def interrupted(self: LLM) -> Any:
         nonlocal steps
@@ -252,7 +252,7 @@ def test_an_interrupt_ends_quietly_after_what_was_written(
             raise KeyboardInterrupt
         return real(self)
 
-    monkeypatch.setattr(Target, "step", interrupted)
+    monkeypatch.setattr(Target, "_pump", interrupted)
     result = RUNNER.invoke(app, ["generate", TEXT, "--model", str(checkpoint)])
     assert (result.exit_code, result.stderr) == (130, "")
     monkeypatch.undo()
@@ -371,6 +371,13 @@ def test_logprobs_are_told_beside_the_text(llm: LLM, checkpoint: Path) -> None:
     assert output.logprobs is not None
     for token, entries in zip(output.token_ids, output.logprobs):
         assert f"{entries[token].logprob:.4f}" in result.stderr
+
+
+def test_parameters_that_are_made_from_the_librarys_reach_it(checkpoint: Path) -> None:
+    biased = ["--logit-bias", "0=100", "--logit-bias", "7=-5.5", "--max-tokens", "3", "--ignore-eos"]
+    assert run(checkpoint, TEXT, *biased, "--no-skip-special-tokens") == "<|im_start|>" * 3 + "\n"
+    assert run(checkpoint, TEXT, *biased) == "\n"
+    assert run(checkpoint, TEXT, "--allowed-token-id", "0", "--max-tokens", "2", "--ignore-eos") == "\n"
 
 
 def test_every_option_has_its_help(monkeypatch: pytest.MonkeyPatch) -> None:

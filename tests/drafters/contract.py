@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline import DraftModel, FirstOf, NGram, SamplingParams, Suffix
+from tests.drafters.pair_reader import PairReader
 from tests.fakes import DrawnTree, Hopeless, Oracle, Recorded, Replay, tiny_llm, tiny_model
 
 MAX_TOKENS = 24
@@ -50,8 +51,8 @@ def plain(batch: int, setting: str) -> list[list[int]]:
 
 
 def recorded(batch: int, setting: str) -> Recorded:
-    """Plain sequences, with a few more tokens than were committed so that drafts can reach over the end."""
-    return {tuple(p): p + out + [1, 2, 3, 4] for p, out in zip(prompts(batch), plain(batch, setting))}
+    """Plain sequences; drafts can reach over their end."""
+    return {tuple(p): p + out for p, out in zip(prompts(batch), plain(batch, setting))}
 
 
 DRAFTERS: dict[str, Callable[[Recorded], Any]] = {
@@ -69,4 +70,7 @@ DRAFTERS: dict[str, Callable[[Recorded], Any]] = {
     "replay": lambda known: Replay(known, seed=3, trees=False),
     "replay_tree": lambda known: Replay(known, seed=3, trees=True),
     "drawn_tree": lambda known: DrawnTree(known),
+    "pruned_tree": lambda known: DrawnTree(known, keep=5),
+    "pair_reader": lambda known: PairReader(),
+    "first_on_device": lambda known: FirstOf(NGram(5, min_match=1, max_match=3), DraftModel(tiny_model(), 3)),
 }

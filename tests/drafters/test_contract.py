@@ -1,22 +1,28 @@
-"""Every drafter × batch × situation × sampling setting: token for token what plain decoding says."""
+"""Every drafter in every situation, every pair of (drafter, situation, batch, sampling setting): token for token what
+plain decoding says."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 import pytest
 
 from paceline import LLM
+from paceline.kernels.cpu.library import library
 from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
-from tests.fakes import Replay, Scratching, make_late, tiny_llm
+from tests.fakes import Replay, Scratching, tiny_llm
 
+BATCHES = (1, 3)
 SITUATIONS = {
     "fresh": {},
     "chunked": {"max_batched_tokens": 9},
-    "preempted": {"num_pages": 14, "prefix_caching": False},
+    "preempted": {"prefix_caching": False},
     "small_pages": {"block_size": 4},
-    "late": {},
+    "behind_1": {"behind": 1},
+    "behind_2": {"behind": 2, "block_size": 4},
+    "behind_2_preempted": {"behind": 2, "prefix_caching": False},
 }
 
 
@@ -31,27 +37,40 @@ def outputs_of(llm: LLM, batch: int, setting: str, **changes: int) -> list[list[
     return [output.token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("name", DRAFTERS)
+def pairwise() -> list[tuple[str, int, str, str]]:
+    """Each drafter in each situation twice, with batches and settings in turn."""
+    rows = []
+    for turn in range(2):
+        for first, name in enumerate(DRAFTERS):
+            for second, situation in enumerate(SITUATIONS):
+                setting = list(SETTINGS)[(first + second + turn) % len(SETTINGS)]
+                rows.append((name, BATCHES[(first + second + second // 3 + turn) % 2], situation, setting))
+    return rows
+
+
+def test_every_pair_is_run() -> None:
+    rows = pairwise()
+    for one, other in itertools.combinations(range(4), 2):
+        values = [(DRAFTERS, BATCHES, SITUATIONS, SETTINGS)[factor] for factor in (one, other)]
+        assert {(row[one], row[other]) for row in rows} == set(itertools.product(*values))
+
+
+@pytest.mark.parametrize("name, batch, situation, setting", pairwise())
 def test_a_drafter_changes_no_token(name: str, batch: int, situation: str, setting: str) -> None:
     options = dict(SITUATIONS[situation])
-    if situation == "preempted":
+    if "preempted" in situation:
         options["max_model_len"] = 100 if batch == 3 else 90
         options["num_pages"] = -(-options["max_model_len"] // 16) + 1
     llm = tiny_llm(DRAFTERS[name](recorded(batch, setting)), **options)
-    if situation == "late":
-        make_late(llm)
     assert outputs_of(llm, batch, setting) == plain(batch, setting)
-    if situation == "preempted" and batch == 3:
+    if "preempted" in situation and batch == 3:
         assert llm.engine.scheduler.num_preemptions > 0
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_prefix_hit_and_a_budget_of_zero_change_no_token(name: str, batch: int, setting: str) -> None:
+def test_a_prefix_hit_and_a_budget_of_zero_change_no_token(name: str, setting: str) -> None:
+    batch = BATCHES[(list(DRAFTERS).index(name) + list(SETTINGS).index(setting)) % 2]
     llm = tiny_llm(DRAFTERS[name](recorded(batch, setting)), block_size=4)
     first = outputs_of(llm, batch, setting)
     again = llm.generate(prompts(batch), SETTINGS[setting])
@@ -71,7 +90,7 @@ def test_replay_accepts_every_length_and_every_branch(
     replay = Replay(recorded(3, setting), seed=0, trees=trees)
     llm = tiny_llm(replay)
     for number in range(12):
-        replay.random.seed(number)
+        replay.seed = number
         assert outputs_of(llm, 3, setting) == plain(3, setting)
     lengths, branches = (dict(sorted(c.items())) for c in (replay.histogram.lengths, replay.histogram.branches))
     record_property("shown", f"{setting}, {'tree' if trees else 'chain'}: accepted {lengths}, branches {branches}")
@@ -85,3 +104,14 @@ def test_scratch_nodes_are_never_accepted_and_their_logits_are_shown(setting: st
     llm = tiny_llm(drafter)
     assert outputs_of(llm, 3, setting) == plain(3, setting)
     assert max(drafter.num_logits) > 2 and sum(drafter.histogram.lengths.values()) > 0
+
+
+@pytest.mark.parametrize("behind", [None, 1, 2])
+@pytest.mark.parametrize("name", ["ngram", "draft_model", "replay_tree", "drawn_tree", "pair_reader"])
+def test_the_native_kernels_keep_the_contract_on_shared_and_on_static_batches(name: str, behind: int | None) -> None:
+    if library() is None:
+        pytest.skip("the native kernels are not built here")
+    wanted = outputs_of(tiny_llm(kernels="native"), 3, "seeded")
+    known = {tuple(p): p + out for p, out in zip(prompts(3), wanted)}
+    llm = tiny_llm(DRAFTERS[name](known), behind, kernels="native", block_size=4)
+    assert outputs_of(llm, 3, "seeded") == wanted

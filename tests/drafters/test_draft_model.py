@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 import transformers
 
 from paceline import LLM, DraftModel, FirstOf, NGram, SamplingParams
-from paceline.drafters.base import Context, Stateless
+from paceline.drafters.base import Context, QuietDrafter
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
@@ -55,17 +56,20 @@ class Spied(DraftModelDrafter):
         self.rows = 0
 
     def propose(self, context: Context) -> Proposal:
-        committed = [context.table.tokens.host[s, : context.table.length(s)].tolist() for s in context.slot_list]
+        places = zip(context.slot_list, context.lengths.tolist())  # the device's, which may be ahead of the host's
+        committed = [context.table.tokens.tensor[slot, :length].tolist() for slot, length in places]
+        self.num_slots = context.table.num_slots
         proposal = super().propose(context)
         for tokens, drafts, size, slot in zip(
             committed, proposal.tokens.tolist(), proposal.sizes.tolist(), context.slot_list
         ):
-            self.seen.append((tokens, drafts[:size], self._progress[slot].first))
+            self.seen.append((tokens, drafts[:size], int(self.first[slot])))
         return proposal
 
-    def _logits(self, batch: Any, rows: Any) -> Any:
-        self.rows += len(batch.ids)
-        return super()._logits(batch, rows)
+    def _translate(self, batch: Any) -> None:
+        """Every pass of its model goes through here; rows that belong to nobody cost nothing that is counted."""
+        self.rows += int((batch.layout.slots < self.num_slots).sum())
+        super()._translate(batch)
 
     def check(self, model: Any, masked: bool = False) -> None:
         for tokens, drafts, first in self.seen:
@@ -90,6 +94,9 @@ def texts(outputs: list[CompletionOutput]) -> list[list[int]]:
     return [output.token_ids for output in outputs]
 
 
+BEHIND = pytest.mark.parametrize("behind", [None, 1, 2])
+
+
 @functools.cache
 def plain_engine() -> LLM:
     return tiny_llm()
@@ -98,10 +105,13 @@ def plain_engine() -> LLM:
 # An identical draft model is always right.
 
 
+@BEHIND
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 3}, {"temperature": 1.3, "seed": 4, "top_k": 8}])
 @pytest.mark.parametrize("acceptance", ["exact", "rejection", "block"])
-def test_a_draft_model_equal_to_the_target_is_always_accepted(acceptance: str, params: dict[str, Any]) -> None:
-    llm = tiny_llm(DraftModel(tiny_model(), 3), acceptance=acceptance, block_size=4)
+def test_a_draft_model_equal_to_the_target_is_always_accepted(
+    behind: int | None, acceptance: str, params: dict[str, Any]
+) -> None:
+    llm = tiny_llm(DraftModel(tiny_model(), 3), behind, acceptance=acceptance, block_size=4)
     for output in generate(llm, PROMPTS[:3], **params):
         assert output.stats.acceptance == 1.0 and sum(output.stats.proposed) == 11
     if acceptance == "exact":
@@ -145,9 +155,10 @@ def test_a_target_with_padding_may_say_what_the_draft_model_cannot() -> None:
 # The books.
 
 
-def test_after_any_accepted_count_drafts_are_those_of_a_fresh_start() -> None:
+@BEHIND
+def test_after_any_accepted_count_drafts_are_those_of_a_fresh_start(behind: int | None) -> None:
     spy = Spy(near_model())
-    llm = tiny_llm(spy, block_size=4)
+    llm = tiny_llm(spy, behind=behind, block_size=4)
     outputs = generate(llm, PROMPTS, max_tokens=40)
     assert texts(outputs) == texts(generate(plain_engine(), PROMPTS, max_tokens=40))
     accepted = {len([t for t in o.provenance if t.round == r]) - 1 for o in outputs for r in range(1, o.stats.rounds)}
@@ -155,7 +166,7 @@ def test_after_any_accepted_count_drafts_are_those_of_a_fresh_start() -> None:
     spy.made.check(near_model())
 
 
-class Sometimes(Stateless):
+class Sometimes(QuietDrafter):
     """Speaks up every now and then, so that whoever comes after it is not asked every round."""
 
     name, max_nodes = "sometimes", 1
@@ -168,9 +179,10 @@ class Sometimes(Stateless):
         return Proposal.of_trees(trees, context.slots.device, self.name)
 
 
-def test_drafts_are_right_after_rounds_in_which_it_was_not_asked() -> None:
+@BEHIND
+def test_drafts_are_right_after_rounds_in_which_it_was_not_asked(behind: int | None) -> None:
     spy = Spy(near_model(0.3))
-    outputs = generate(tiny_llm(FirstOf(Sometimes(), spy), block_size=4), PROMPTS, max_tokens=40)
+    outputs = generate(tiny_llm(FirstOf(Sometimes(), spy), behind=behind, block_size=4), PROMPTS, max_tokens=40)
     assert texts(outputs) == texts(generate(plain_engine(), PROMPTS, max_tokens=40))
     assert len(spy.made.seen) > 20
     spy.made.check(near_model(0.3))
@@ -184,26 +196,31 @@ def test_a_committed_token_is_read_once() -> None:
     assert spy.made.rows == (len(PROMPTS[0]) + 1) + 2 * (rounds - 1) + 2 * rounds
 
 
+@BEHIND
 @pytest.mark.parametrize("limits", [[4, 2, 1, 3], [4, 1, 1, 1]])
-def test_sequences_with_shorter_budgets_keep_their_books_and_spoil_nobodys(limits: list[int]) -> None:
+def test_sequences_with_shorter_budgets_keep_their_books_and_spoil_nobodys(
+    behind: int | None, limits: list[int]
+) -> None:
     spy = Spy(tiny_model())
-    llm = tiny_llm(spy, block_size=4)
+    llm = tiny_llm(spy, behind=behind, block_size=4)
     params = [SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, max_draft_tokens=most) for most in limits]
     outputs = [result.outputs[0] for result in llm.generate(PROMPTS, params)]
     spy.made.check(tiny_model())
     assert [output.stats.acceptance for output in outputs] == [1.0] * 4
 
 
-def test_a_budget_longer_than_a_page_stays_inside_the_page_table() -> None:
-    llm = tiny_llm(DraftModel(tiny_model(), 12), block_size=4, max_model_len=40)
+@BEHIND
+def test_a_budget_longer_than_a_page_stays_inside_the_page_table(behind: int | None) -> None:
+    llm = tiny_llm(DraftModel(tiny_model(), 12), behind=behind, block_size=4, max_model_len=40)
     prompts = [[3] * 37, PROMPTS[0]]
     outputs = generate(llm, prompts, max_tokens=20)
     assert texts(outputs) == texts(generate(tiny_llm(max_model_len=40), prompts, max_tokens=20))
 
 
-def test_a_preempted_sequence_is_read_anew() -> None:
+@BEHIND
+def test_a_preempted_sequence_is_read_anew(behind: int | None) -> None:
     spy = Spy(near_model(), 3)
-    llm = tiny_llm(spy, block_size=4, num_pages=11, max_model_len=40)
+    llm = tiny_llm(spy, behind=behind, block_size=4, num_pages=11, max_model_len=40)
     prompts = [prompt[:8] for prompt in PROMPTS]
     outputs = generate(llm, prompts, max_tokens=24)
     assert sum(output.stats.preemptions for output in outputs) > 0
@@ -227,8 +244,9 @@ def test_a_hit_on_pages_it_filled_itself_is_not_read_again() -> None:
     spy.made.check(near_model())
 
 
-def test_a_hit_on_pages_that_only_the_target_filled_is_read_by_the_draft_model() -> None:
-    llm = tiny_llm(block_size=4)
+@BEHIND
+def test_a_hit_on_pages_that_only_the_target_filled_is_read_by_the_draft_model(behind: int | None) -> None:
+    llm = tiny_llm(behind=behind, block_size=4)
     first = generate(llm, [LONG])
     spy = Spy(near_model())
     llm.set_drafter(spy)
@@ -237,8 +255,9 @@ def test_a_hit_on_pages_that_only_the_target_filled_is_read_by_the_draft_model()
     spy.made.check(near_model())
 
 
-def test_a_hit_on_pages_of_another_drafter_is_foreign_too() -> None:
-    llm = tiny_llm(DraftModel(tiny_model(layers=1), 2), block_size=4)
+@BEHIND
+def test_a_hit_on_pages_of_another_drafter_is_foreign_too(behind: int | None) -> None:
+    llm = tiny_llm(DraftModel(tiny_model(layers=1), 2), behind=behind, block_size=4)
     first = generate(llm, [LONG])
     spy = Spy(near_model())
     llm.set_drafter(spy)
@@ -246,17 +265,19 @@ def test_a_hit_on_pages_of_another_drafter_is_foreign_too() -> None:
     spy.made.check(near_model())
 
 
-def test_samples_of_one_prompt_share_its_rows() -> None:
+@BEHIND
+def test_samples_of_one_prompt_share_its_rows(behind: int | None) -> None:
     spy = Spy(tiny_model(), 3)
-    outputs = generate(tiny_llm(spy, block_size=4), [LONG], n=3, temperature=0.8, seed=2)
+    outputs = generate(tiny_llm(spy, behind=behind, block_size=4), [LONG], n=3, temperature=0.8, seed=2)
     assert [output.stats.prefix_hit for output in outputs] == [0, 20, 20]
     assert [output.stats.acceptance for output in outputs] == [1.0] * 3
     assert all(first == 0 for _, _, first in spy.made.seen)
 
 
-def test_shared_pages_it_did_not_fill_stay_masked_and_nobody_writes_them() -> None:
+@BEHIND
+def test_shared_pages_it_did_not_fill_stay_masked_and_nobody_writes_them(behind: int | None) -> None:
     """Two sequences hold the pages when it is switched on: it may not write there, so it sees what comes after."""
-    llm = tiny_llm(block_size=4)
+    llm = tiny_llm(behind=behind, block_size=4)
     expected = generate(llm, [LONG], max_tokens=30)[0].token_ids
     spy = Spy(near_model())
     other = llm.stream(LONG, SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
@@ -272,9 +293,10 @@ def test_shared_pages_it_did_not_fill_stay_masked_and_nobody_writes_them() -> No
     spy.made.check(near_model(), masked=True)
 
 
-def test_pages_completed_by_drafts_that_came_true_count_as_its_own() -> None:
+@BEHIND
+def test_pages_completed_by_drafts_that_came_true_count_as_its_own(behind: int | None) -> None:
     """A second turn hits the pages of the first one's output while the first still holds them."""
-    llm = tiny_llm(block_size=4)
+    llm = tiny_llm(behind=behind, block_size=4)
     spy = Spy(tiny_model(), 3)
     llm.set_drafter(spy)
     stream = llm.stream(LONG, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
@@ -292,30 +314,35 @@ def test_pages_completed_by_drafts_that_came_true_count_as_its_own() -> None:
 # Switching.
 
 
-def test_a_draft_model_switched_on_in_the_middle_reads_what_was_said_before() -> None:
-    llm, spy = tiny_llm(block_size=4), Spy(near_model())
+@BEHIND
+def test_a_draft_model_switched_on_in_the_middle_reads_what_was_said_before(behind: int | None) -> None:
+    llm, spy = tiny_llm(behind=behind, block_size=4), Spy(near_model())
     tokens: list[int] = []
-    turns: list[Any] = [None, spy, NGram(2, max_match=1), spy.made, None]
-    for chunk in llm.stream(PROMPTS[1], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)):
+    second = Spy(near_model(), 2)
+    turns: list[Any] = [None, spy, NGram(2, max_match=1), second, None]
+    since = 0
+    for chunk in llm.stream(PROMPTS[1], SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)):
         tokens += chunk.token_ids
-        if turns and turns[0] is spy.made:
-            llm.engine.set_drafter(Spied(DraftModel(near_model(), 2)))
-            turns.pop(0)
-        elif turns:
-            llm.set_drafter(turns.pop(0))
-    assert tokens == generate(plain_engine(), [PROMPTS[1]], max_tokens=30)[0].token_ids
-    assert spy.made.seen
-    spy.made.check(near_model())
+        if turns and len(tokens) >= since + 5:  # more than rounds that were already on their way could bring
+            since, turn = len(tokens), turns.pop(0)
+            llm.set_drafter(turn)
+    assert not turns and tokens == generate(plain_engine(), [PROMPTS[1]], max_tokens=60)[0].token_ids
+    for drafter in (spy.made, second.made):
+        assert drafter.seen
+        drafter.check(near_model())
 
 
-def test_finished_sequences_are_forgotten() -> None:
+@BEHIND
+def test_finished_sequences_are_forgotten(behind: int | None) -> None:
     spy = Spy(near_model())
-    llm = tiny_llm(spy)
+    llm = tiny_llm(spy, behind=behind)
     generate(llm, PROMPTS)
     stream = llm.stream(LONG, SamplingParams(max_tokens=9))
     next(stream)
     stream.close()
-    assert spy.made._progress == {}
+    while llm.engine.has_work:  # a round in flight still has its slot
+        llm.step()
+    assert spy.made._standing == {}
 
 
 # Learned positions end.
@@ -329,20 +356,22 @@ def gpt2(positions: int) -> Any:
     return transformers.GPT2LMHeadModel(config).eval()
 
 
-def test_a_learned_position_model_drafts_up_to_its_limit() -> None:
+@BEHIND
+def test_a_learned_position_model_drafts_up_to_its_limit(behind: int | None) -> None:
     model = gpt2(64)
     spy = Spy(model, 3)
-    outputs = generate(tiny_llm(spy, max_model_len=64), PROMPTS[:2], max_tokens=12)
+    outputs = generate(tiny_llm(spy, behind=behind, max_model_len=64), PROMPTS[:2], max_tokens=12)
     assert texts(outputs) == texts(generate(plain_engine(), PROMPTS[:2], max_tokens=12))
     assert len(spy.made.seen) > 10
     spy.made.check(model)
 
 
+@BEHIND
 @pytest.mark.parametrize("company", [False, True])
-def test_a_learned_position_model_stops_drafting_where_its_positions_end(company: bool) -> None:
+def test_a_learned_position_model_stops_drafting_where_its_positions_end(behind: int | None, company: bool) -> None:
     prompts = [LONG, PROMPTS[0]] if company else [LONG]
     spy = Spy(gpt2(32), 3)
-    outputs = generate(tiny_llm(spy), prompts, max_tokens=20)
+    outputs = generate(tiny_llm(spy, behind=behind), prompts, max_tokens=20)
     assert texts(outputs) == texts(generate(plain_engine(), prompts, max_tokens=20))
     assert all(len(tokens) + len(drafts) <= 32 for tokens, drafts, _ in spy.made.seen if drafts)
     spy.made.check(gpt2(32))
@@ -352,3 +381,17 @@ def test_a_learned_position_model_stops_drafting_where_its_positions_end(company
 def test_a_draft_length_below_one_is_refused(count: Any) -> None:
     with pytest.raises(OptionError, match="1 or more"):
         DraftModel("d", count)
+
+
+def test_a_drafter_that_was_switched_off_is_gone_with_its_weights_and_layers() -> None:
+    """Six in a row take the room of one: nothing holds on to the one before."""
+    llm = tiny_llm(DraftModel(near_model(), 2))
+    generate(llm, PROMPTS[:2])
+    for _ in range(6):
+        drafter = llm.engine.drafter
+        assert isinstance(drafter, DraftModelDrafter)
+        kept = [weakref.ref(drafter), weakref.ref(drafter.model), weakref.ref(drafter._caches[0][0])]
+        del drafter
+        llm.set_drafter(DraftModel(near_model(), 2))
+        generate(llm, PROMPTS[:2])
+        assert [held() for held in kept] == [None] * 3

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline import LLM, DraftModel, FirstOf, NGram, SamplingParams, Suffix
-from paceline.drafters.base import FINAL, Context, Observation, Stateless, Taps
+from paceline.drafters.base import FINAL, Context, Observation, QuietDrafter, Taps
 from paceline.drafters.first_of import FirstOfDrafter, merge
 from paceline.drafters.tree import PADDING, Proposal
 from tests.fakes import VOCAB, Oracle, tiny_llm, tiny_model
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 PROMPTS = [[(7 * i + n) % VOCAB for i in range(8 + n)] for n in range(3)]
 
 
-class Told(Stateless):
+class Told(QuietDrafter):
     """Proposes what it was told for each prompt, and counts how often it was asked."""
 
     def __init__(self, name: str, said: dict[int, tuple[list[int], list[int]]], max_nodes: int = 4) -> None:
@@ -76,37 +76,48 @@ def test_budgets_are_cut_to_what_each_drafter_can() -> None:
     assert first.budgets[0] == [2] and second.budgets[0] == [5]
 
 
-class Silent(Oracle):
-    """An oracle that knows some prompts only."""
+class Named(Oracle):
+    """An oracle under another name that speaks for one prompt only."""
 
-    def tree(self, context: Context, slot: int, budget: int) -> tuple[list[int], list[int]]:
-        prompt = tuple(context.table.tokens.host[slot, : context.table.prompt_length(slot)].tolist())
-        return super().tree(context, slot, budget) if prompt in self.recorded else ([], [])
+    def __init__(self, name: str, prompt: list[int], count: int) -> None:
+        super().__init__(recorded(), count)
+        self.name, self.prompt = name, prompt
+
+    def propose(self, context: Context) -> Proposal:
+        mine = [context.table.prompt_length(slot) == len(self.prompt) for slot in context.slot_list]
+        proposal = super().propose(context)
+        return proposal.cut(torch.where(torch.tensor(mine), proposal.sizes, 0))
 
 
-class Named(Silent):
-    def __init__(self, name: str, recorded: Any, count: int) -> None:
-        super().__init__(recorded, count)
-        self.name = name
+def accepted_names(outputs: list[Any]) -> list[set[str | None]]:
+    return [{told.drafter for told in output.provenance if told.kind == "accepted"} for output in outputs]
 
 
-def test_provenance_names_the_drafter_that_gave_each_token() -> None:
-    prompts = [tuple(prompt) for prompt in PROMPTS]
-    left = Named("left", {prompts[0]: recorded()[prompts[0]]}, 2)
-    right = Named("right", {prompts[1]: recorded()[prompts[1]]}, 3)
-    outputs = generate(tiny_llm(FirstOf(left, right)))
+@pytest.mark.parametrize("behind", [None, 0, 1, 2])
+def test_provenance_names_the_drafter_that_gave_each_token(behind: int | None) -> None:
+    """Rounds ahead, all are asked and the first answer stands: nobody on the host could say who is left."""
+    drafter = FirstOf(Named("left", PROMPTS[0], 2), Named("right", PROMPTS[1], 3))
+    outputs = generate(tiny_llm(drafter, behind=behind))
     assert [output.token_ids for output in outputs] == texts()
-    names = [{told.drafter for told in output.provenance if told.kind == "accepted"} for output in outputs]
-    assert names == [{"left"}, {"right"}, set()]
+    assert accepted_names(outputs) == [{"left"}, {"right"}, set()]
     assert [len(output.stats.proposed) for output in outputs] == [2, 3, 0]
 
 
-def test_nested_composition_keeps_the_names() -> None:
-    prompts = [tuple(prompt) for prompt in PROMPTS]
-    parts = [Named(name, {prompt: recorded()[prompt]}, 2) for name, prompt in zip("abc", prompts)]
-    outputs = generate(tiny_llm(FirstOf(parts[0], FirstOf(parts[1], parts[2]))))
+@pytest.mark.parametrize("behind", [None, 0, 1, 2])
+def test_the_first_with_an_answer_keeps_it_when_several_have_one(behind: int | None) -> None:
+    late = FirstOf(Named("right", PROMPTS[1], 1), Oracle(recorded(), 3))
+    outputs = generate(tiny_llm(FirstOf(Named("left", PROMPTS[0], 2), late), behind=behind))
     assert [output.token_ids for output in outputs] == texts()
-    assert [{t.drafter for t in o.provenance if t.kind == "accepted"} for o in outputs] == [{"a"}, {"b"}, {"c"}]
+    assert accepted_names(outputs) == [{"left"}, {"right"}, {"oracle"}]
+    assert [len(output.stats.proposed) for output in outputs] == [2, 1, 3]
+
+
+@pytest.mark.parametrize("behind", [None, 1])
+def test_nested_composition_keeps_the_names(behind: int | None) -> None:
+    parts = [Named(name, prompt, 2) for name, prompt in zip("abc", PROMPTS)]
+    outputs = generate(tiny_llm(FirstOf(parts[0], FirstOf(parts[1], parts[2])), behind=behind))
+    assert [output.token_ids for output in outputs] == texts()
+    assert accepted_names(outputs) == [{"a"}, {"b"}, {"c"}]
 
 
 def tree(tokens: list[int], parents: list[int], name: str) -> Proposal:
@@ -149,7 +160,7 @@ def test_scratch_marks_survive_beside_a_drafter_that_has_none() -> None:
     assert merged.scratch is not None and merged.scratch.tolist() == [[False, False], [True, False]]
 
 
-class Tapped(Stateless):
+class Tapped(QuietDrafter):
     """Keeps the states it is shown."""
 
     max_nodes = 1
@@ -168,16 +179,22 @@ class Tapped(Stateless):
 
 
 def test_each_drafter_is_shown_the_states_it_tapped_in_its_own_order() -> None:
-    alone = [Tapped("a", FINAL, 1), Tapped("b", 1), Tapped("c")]
-    for drafter in alone:
-        generate(tiny_llm(drafter), PROMPTS[:1], max_tokens=3)
-    together = [Tapped("a", FINAL, 1), Tapped("b", 1), Tapped("c")]
-    generate(tiny_llm(FirstOf(*together)), PROMPTS[:1], max_tokens=3)
+    parts = ("a", FINAL, 1), ("b", 1), ("c",)
+    alone, together = ([Tapped(name, *hidden) for name, *hidden in parts] for _ in range(2))
+    for drafters in (*([drafter] for drafter in alone), together):
+        llm = tiny_llm(FirstOf(*drafters) if len(drafters) > 1 else drafters[0], block_size=4)
+        for _ in range(2):  # the second time after a prefix hit, with the states in front of it
+            generate(llm, PROMPTS[:2], max_tokens=3)
     for one, other in zip(alone, together):
-        assert len(one.states) == len(other.states) == 3
-        for (states, before), (expected, expected_before) in zip(other.states, one.states):
-            for found, wanted in ((states, expected), (before, expected_before)):
-                assert (found is None and wanted is None) or torch.equal(found, wanted)
+        assert len(one.states) == len(other.states) == 6
+        assert sum(before is not None for _, before in one.states) == bool(one.taps.hidden)
+        for (states, before), (expected, wanted) in zip(other.states, one.states):
+            assert (states is None) == (expected is None) == (not one.taps.hidden)
+            assert states is None or torch.equal(states, expected)
+            assert (before is None) == (wanted is None)
+            if before is not None:
+                assert torch.equal(before.states, wanted.states) and bool(before.known.all())
+                assert torch.equal(before.known, wanted.known) and torch.equal(before.positions, wanted.positions)
 
 
 @pytest.mark.parametrize("acceptance", ["exact", "rejection"])
@@ -204,3 +221,13 @@ def test_it_is_made_of_configs_words_and_names() -> None:
     assert [drafter.name for drafter in made.drafters] == ["suffix", "ngram"]
     assert made.name == "first_of" and made.max_nodes >= 7 and not made.on_device
     assert generate(tiny_llm(FirstOf(Suffix(), "ngram")), max_tokens=6)[0].token_ids == texts(6)[0]
+
+
+def test_each_part_sees_the_columns_it_tapped_whatever_their_widths() -> None:
+    """The state after the last norm may be narrower than the residual."""
+    parts = [Tapped("one", FINAL), Tapped("two", 1, FINAL), Tapped("three", 2)]
+    drafter = FirstOfDrafter(parts)
+    assert drafter.taps.hidden == (FINAL, 1, 2)
+    drafter._widths = [2, 3, 4]
+    states = torch.arange(18).view(2, 9)
+    assert [drafter._part(states, part)[0].tolist() for part in parts] == [[0, 1], [2, 3, 4, 0, 1], [5, 6, 7, 8]]

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from paceline.cache.slots import Slots
-from paceline.drafters import ngram
 from paceline.drafters.base import Drafter
 from paceline.drafters.ngram import NGram, NGramDrafter
 from paceline.drafters.tree import PADDING, Proposal
@@ -26,21 +25,32 @@ class FakeContext:
         self.slots = torch.tensor(slots, dtype=torch.int64, device=device)
         self.lengths = table.lengths[self.slots]
         self.budgets = torch.tensor(budgets, dtype=torch.int64, device=device)
+        self.budget_list = budgets
         self.max_nodes = max(budgets, default=0)
 
-    def draw(self, logits, parents, count=1):
+    def draw(self, logits, parents, count=1, likeliest=False):
         raise AssertionError("a lookup draws nothing")
 
-    def drawn(self, name):
+    def drawn(self, name, **options):
         raise AssertionError("a lookup draws nothing")
 
 
-def fill(texts: list[list[int]], prompt_lengths: list[int] | None = None) -> Slots:
-    table = Slots(len(texts), MAX_LEN, 1, torch.device("cpu"))
+def fill(texts: list[list[int]], prompt_lengths: list[int] | None = None, apart: bool = False) -> Slots:
+    table = Slots(len(texts), MAX_LEN, 1, torch.device("cpu"), apart=apart)
     table.tokens.host[:] = 1  # what earlier sequences left behind
+    table.tokens.tensor[:] = 1
     for slot, text in enumerate(texts):
         table.begin(slot, text, len(text) if prompt_lengths is None else prompt_lengths[slot])
+    table.flush()
     return table
+
+
+def commit(table: Slots, slot: int, tokens: list[int]) -> None:
+    """Where the tables are apart the host does not hear of it."""
+    if table.apart:
+        table.commit(torch.tensor([slot]), torch.tensor([tokens]), torch.tensor([len(tokens)]))
+    else:
+        table.append(slot, tokens)
 
 
 def chains(drafter: NGramDrafter, context: FakeContext) -> list[list[int]]:
@@ -149,24 +159,17 @@ def random_case(rng: random.Random, batch: int) -> tuple[list[list[int]], list[i
     return texts, slots, [rng.randint(0, highest) for _ in slots]
 
 
-@pytest.fixture(params=["known lengths", "full width"])
-def width(request, monkeypatch):
-    """Off the CPU the whole table is searched, whatever lies past the lengths."""
-    if request.param == "full width":
-        whole = lambda context: context.table.tokens.device.index_select(0, context.slots)  # noqa: E731
-        monkeypatch.setattr(ngram, "_window", whole)
-
-
-@pytest.mark.usefixtures("width")
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("rule", ["vllm", "transformers"])
-def test_random_texts_agree_with_the_plain_statement(rule):
+def test_random_texts_agree_with_the_plain_statement(rule, apart):
+    """Apart from the host the whole table is searched, whatever lies past the lengths."""
     rng, cases, proposed = random.Random(rule), 0, 0
     while cases < 6000:
         texts, slots, budgets = random_case(rng, batch=64)
         longest = rng.randint(1, 6)
         shortest = rng.randint(1, longest) if rule == "vllm" else 1
         config = NGram(rng.randint(1, 7), shortest, longest, rule)
-        found = chains(config.create(), FakeContext(fill(texts), slots, budgets))
+        found = chains(config.create(), FakeContext(fill(texts, apart=apart), slots, budgets))
         for slot, budget, chain in zip(slots, budgets, found):
             k = min(config.num_draft_tokens, budget)
             expected = lookup(texts[slot], shortest, longest, k) if k else []
@@ -175,14 +178,14 @@ def test_random_texts_agree_with_the_plain_statement(rule):
     assert proposed > cases / 4
 
 
-@pytest.mark.usefixtures("width")
-def test_random_rounds_of_the_reference_rule_agree_with_the_plain_statement():
+@pytest.mark.parametrize("apart", [False, True])
+def test_random_rounds_of_the_reference_rule_agree_with_the_plain_statement(apart):
     rng, cases, counts_met = random.Random(0), 0, set()
     while cases < 6000:
         k, longest = rng.randint(1, 6), rng.randint(1, 5)
         texts = [[rng.randint(0, 3) for _ in range(rng.randint(1, 12))] for _ in range(32)]
         prompts = [len(text) - rng.randint(0, min(2, len(text) - 1)) for text in texts]
-        table, drafter = fill(texts, prompts), NGram(k, max_match=longest, rule="reference").create()
+        table, drafter = fill(texts, prompts, apart), NGram(k, max_match=longest, rule="reference").create()
         m = [k] * len(texts)  # the plain statement's own count, moved after each round
         for _ in range(12):
             slots = rng.sample(range(32), rng.randint(8, 32))
@@ -198,9 +201,10 @@ def test_random_rounds_of_the_reference_rule_agree_with_the_plain_statement():
                     texts[slot], m[slot], prompts[slot] = [1, 2, 1], k, 1
                     drafter.forget([slot])
                     table.begin(slot, texts[slot], 1)
+                    table.flush()
                     continue
                 text.extend(committed)
-                table.append(slot, committed)
+                commit(table, slot, committed)
                 if chain:
                     m[slot] = min(m[slot] + 2, k) if accepted == len(chain) else max(m[slot] - 1, 1)
                 counts_met.add(m[slot])
@@ -239,6 +243,19 @@ def test_forgetting_restores_the_full_count():
     assert chains(drafter, FakeContext(table, [0], [9])) == [[2, 3, 4]]
     drafter.forget([0])
     assert chains(drafter, FakeContext(table, [0], [9])) == [[2, 3, 4, 5]]
+
+
+def test_a_reset_restores_every_count():
+    drafter = NGram(4, rule="reference").create()
+    drafter.reset()
+    table = fill([[1, 2, 3, 4, 5, 6, 1], [1, 2, 3, 4, 5, 6, 2]], [6, 6])
+    everyone = [0, 1], [9, 9]
+    assert chains(drafter, FakeContext(table, *everyone)) == [[2, 3, 4, 5], [3, 4, 5, 6]]
+    for slot in (0, 1):
+        table.append(slot, [slot + 1])  # all rejected
+    assert [len(chain) for chain in chains(drafter, FakeContext(table, *everyone))] == [3, 3]
+    drafter.reset()
+    assert [len(chain) for chain in chains(drafter, FakeContext(table, *everyone))] == [4, 4]
 
 
 @pytest.mark.parametrize("rule", ["vllm", "transformers", "reference"])

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from paceline.cache.slots import Slots
-from paceline.drafters.base import Drafter, Observation
+from paceline.drafters.base import Drafter, HostRows, Observation
 from paceline.drafters.suffix import Suffix, SuffixDrafter
 from paceline.drafters.suffix_tree import Limits
 from paceline.errors import OptionError
-from tests.drafters.test_suffix_tree import speculate
+from tests.drafters.runs import speculate
 
 CPU = torch.device("cpu")
 
@@ -26,12 +26,13 @@ class FakeContext:
         self.slots = torch.tensor(slots, dtype=torch.int64)
         self.lengths = table.lengths[self.slots]
         self.budgets = torch.tensor(budgets, dtype=torch.int64)
+        self.budget_list = budgets
         self.max_nodes = max(budgets, default=0)
 
-    def draw(self, logits, parents, count=1):
+    def draw(self, logits, parents, count=1, likeliest=False):
         raise AssertionError("suffix decoding draws nothing")
 
-    def drawn(self, name):
+    def drawn(self, name, **options):
         raise AssertionError("suffix decoding draws nothing")
 
 
@@ -40,7 +41,9 @@ def new_table() -> Slots:
 
 
 def observe(drafter: SuffixDrafter, table: Slots, slots: list[int]) -> None:
-    drafter.observe(Observation(slots, [0] * len(slots), [0] * len(slots), table))
+    """It looks at who was seen, and at the tables, and at nothing of the batch: there is none."""
+    host = HostRows(slots, [0] * len(slots), [False] * len(slots))
+    drafter.observe(Observation(table, None, None, host))  # type: ignore[arg-type]
 
 
 def drafts(drafter: SuffixDrafter, table: Slots, slots: list[int], budgets: list[int]):
@@ -86,8 +89,22 @@ def test_a_response_outlives_its_sequence_until_it_is_evicted():
         assert drafts(drafter, table, [0], [16])[0][0] == expected
 
 
-def test_without_a_cache_only_the_sequence_itself_is_seen():
-    drafter, table = Suffix(max_cached_requests=0).create(), new_table()
+def test_responses_are_dropped_by_bytes_the_oldest_first():
+    drafter, table = Suffix(max_cached_bytes=2**14).create(), new_table()
+    for request in range(40):
+        table.begin(0, [9999, *range(1000 + 30 * request, 1030 + 30 * request)], 1)
+        observe(drafter, table, [0])
+        drafter.forget([0])
+        assert drafter._responses is not None and drafter._responses.num_bytes <= 2**14
+    for request, remembered in ((0, False), (20, False), (38, True), (39, True)):
+        table.begin(0, [7, *range(1000 + 30 * request, 1016 + 30 * request)], 17)
+        assert bool(drafts(drafter, table, [0], [16])[0][0]) == remembered
+        drafter.forget([0])
+
+
+@pytest.mark.parametrize("option", ["max_cached_requests", "max_cached_bytes"])
+def test_without_a_cache_only_the_sequence_itself_is_seen(option):
+    drafter, table = Suffix(**{option: 0}).create(), new_table()
     table.begin(0, [9, 1, 2, 3], 1)
     table.begin(1, [8, 1, 2], 3)
     observe(drafter, table, [0, 1])
@@ -101,6 +118,18 @@ def test_a_forgotten_slot_starts_anew():
     drafter.forget([0])
     table.begin(0, [5, 1, 2], 3)
     assert drafts(drafter, table, [0], [16]) == [([], [])]
+
+
+def test_a_reset_forgets_every_sequence_and_keeps_what_was_said():
+    drafter, table = Suffix().create(), new_table()
+    table.begin(0, [1, 2, 3, 1, 2], 5)
+    table.begin(1, [99, 5, 6, 7], 1)
+    observe(drafter, table, [0, 1])
+    drafter.reset()
+    assert drafter._memories == {}
+    table.begin(0, [8, 1, 2], 3)
+    table.begin(1, [8, 5, 6], 3)
+    assert drafts(drafter, table, [0, 1], [16, 16]) == [([], []), ([7], [-1])]
 
 
 def test_of_equal_scores_its_own_tree_wins():
@@ -177,6 +206,7 @@ def test_random_rounds_agree_with_the_plain_statement(branching):
         ({"num_draft_tokens": 0}, "num_draft_tokens is 0; it must be a whole number of at least 1"),
         ({"max_tree_depth": 1}, "max_tree_depth is 1; it must be a whole number of at least 2"),
         ({"max_cached_requests": -1}, "max_cached_requests is -1; it must be a whole number of at least 0"),
+        ({"max_cached_bytes": 1.5}, "max_cached_bytes is 1.5; it must be a whole number of at least 0"),
         ({"max_spec_factor": 0.0}, "max_spec_factor is 0.0; it must be a finite number above 0"),
         ({"max_spec_factor": float("nan")}, "max_spec_factor is nan"),
         ({"min_token_prob": 1.5}, "min_token_prob is 1.5; it must lie between 0 and 1"),

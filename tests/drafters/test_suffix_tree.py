@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import random
+import sys
+import tracemalloc
 from collections import Counter
 from itertools import pairwise
 
 import pytest
 
-from paceline.drafters.suffix_tree import Leaf, Limits, Node, SuffixTree
+from paceline.drafters.suffix_node import LEAF_BYTES, NODE_BYTES, TEXT_BYTES, TOKEN_BYTES, Leaf, Node, table_bytes
+from paceline.drafters.suffix_tree import Limits, SuffixTree
 from paceline.drafters.tree import check_parents
-
-Path = tuple[int, ...]
-
-
-def count_runs(texts: list[list[int]], max_depth: int) -> Counter[Path]:
-    """How often each run of at most max_depth tokens occurs."""
-    runs: Counter[Path] = Counter()
-    for text in texts:
-        for start in range(len(text)):
-            for stop in range(start + 1, min(start + max_depth, len(text)) + 1):
-                runs[tuple(text[start:stop])] += 1
-    return runs
+from tests.drafters.runs import Path, count_runs, speculate
 
 
 def runs_of(tree: SuffixTree) -> Counter[Path]:
@@ -43,65 +35,6 @@ def runs_of(tree: SuffixTree) -> Counter[Path]:
 
     visit(tree.root, ())
     return runs
-
-
-def followers(runs: Counter[Path], path: Path, max_depth: int) -> list[tuple[int, int]]:
-    """(count, token) of what follows, the most frequent first, ties to the lowest token."""
-    if len(path) >= max_depth:
-        return []
-    found = [(runs[(*path, token)], token) for token in range(8) if runs[(*path, token)]]
-    return sorted(found, key=lambda item: (-item[0], item[1]))
-
-
-def follow(runs: Counter[Path], path: Path, max_depth: int, budget: int, floor: float):
-    tokens, parents, score, probability = [], [], 0.0, 1.0
-    while len(tokens) < budget:
-        options = followers(runs, path, max_depth)
-        if not options:
-            break
-        probability *= options[0][0] / runs[path]
-        if probability < floor:
-            break
-        path = (*path, options[0][1])
-        parents.append(len(tokens) - 1)
-        tokens.append(options[0][1])
-        score += probability
-    return tokens, parents, score
-
-
-def grow(runs: Counter[Path], path: Path, max_depth: int, budget: int, floor: float):
-    tokens, parents, score = [], [], 0.0
-    frontier: list[tuple[float, Path, int]] = []  # probability, path, parent: in the order they were met
-    probability, parent = 1.0, -1
-    while len(tokens) < budget:
-        for count, token in followers(runs, path, max_depth):
-            if probability * (count / runs[path]) >= floor:
-                frontier.append((probability * (count / runs[path]), (*path, token), parent))
-        if not frontier:
-            break
-        chosen = max(range(len(frontier)), key=lambda i: (frontier[i][0], -i))
-        probability, path, above = frontier.pop(chosen)
-        parent = len(tokens)
-        tokens.append(path[-1])
-        parents.append(above)
-        score += probability
-    return tokens, parents, score
-
-
-def speculate(texts: list[list[int]], context: list[int], max_depth: int, limits: Limits):
-    """Suffix decoding said plainly: tokens, parents, score, match."""
-    runs = count_runs(texts, max_depth)
-    tail = tuple(context[-max_depth:])
-    best: tuple[list[int], list[int], float, int] = ([], [], 0.0, 0)
-    for match in range(1, len(tail)):
-        if not runs[tail[-match:]]:
-            break
-        budget = min(limits.max_tokens, int(limits.factor * match))
-        expand = grow if limits.branching else follow
-        tokens, parents, score = expand(runs, tail[-match:], max_depth, budget, limits.min_probability)
-        if tokens and score >= best[2]:
-            best = tokens, parents, score, match
-    return best
 
 
 def random_text(rng: random.Random, longest: int = 40) -> list[int]:
@@ -270,3 +203,106 @@ def test_the_lowest_token_wins_among_those_an_eviction_leaves():
         tree.extend(tree.begin(), [1, last])
     tree.begin()  # evicts 1 3
     assert tree.speculate([0, 1], Limits(4)).tokens == [4]
+
+
+# Memory
+
+
+def counted(tree: SuffixTree) -> int:
+    """The bytes of everything in a tree, found by walking it."""
+    total = sum(TEXT_BYTES + TOKEN_BYTES * len(text.tokens) for text in tree.texts)
+    agenda: list[Node | Leaf] = [tree.root]
+    while agenda:
+        place = agenda.pop()
+        if isinstance(place, Leaf):
+            own = TEXT_BYTES + TOKEN_BYTES * len(place.text.tokens) if place.text.removed else 0
+            total += LEAF_BYTES + own
+            continue
+        total += (NODE_BYTES if place is not tree.root else 0) + table_bytes(len(place.others or ()))
+        agenda += [child for _, child in place.children()]
+    return total
+
+
+def test_a_table_is_as_large_as_the_formula_says():
+    table: dict[int, int] = {}
+    assert table_bytes(0) == 0
+    for count in range(1, 100_000):
+        table[count] = count
+        assert table_bytes(count) == sys.getsizeof(table)
+
+
+def test_bytes_are_those_of_what_is_there_after_every_step():
+    rng = random.Random(5)
+    for _ in range(60):
+        depth, kept = rng.randint(2, 8), rng.randint(1, 4)
+        tree = SuffixTree(depth, max_texts=kept)
+        handles = []
+        for _ in range(8):
+            handles.append(tree.begin())
+            for _ in range(rng.randint(1, 6)):
+                tree.extend(rng.choice(handles), random_text(rng, 8))
+                assert tree.num_bytes == counted(tree)
+            if rng.random() < 0.5:
+                tree.end(handles.pop())
+            if not handles:
+                break
+
+
+def similar_texts(rng: random.Random, count: int) -> list[list[int]]:
+    """Phrases of a large vocabulary, some said again and again, between tokens of no pattern."""
+    phrases = [[rng.randrange(300, 50_000) for _ in range(rng.randint(5, 40))] for _ in range(30)]
+    texts = []
+    for _ in range(count):
+        parts = [rng.choice(phrases) if rng.random() < 0.5 else rng.sample(range(300, 50_000), 20) for _ in range(20)]
+        texts.append([token for part in parts for token in part])
+    return texts
+
+
+@pytest.mark.parametrize("kind", ["similar", "nothing alike", "all the same"])
+def test_bytes_are_within_a_quarter_of_what_python_allocates(kind):
+    rng = random.Random(6)
+    if kind == "similar":
+        texts = similar_texts(rng, 80)
+    elif kind == "nothing alike":
+        texts = [[rng.randrange(300, 50_000) for _ in range(400)] for _ in range(80)]
+    else:
+        texts = [list(range(1000, 1400))] * 80
+    for evicting in (False, True):
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            tree = SuffixTree(24, max_texts=40 if evicting else None)
+            for tokens in texts:
+                text = tree.begin()
+                tree.extend(text, (token + 0 for token in tokens))
+                tree.end(text)
+            allocated = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        assert 0.75 < tree.num_bytes / allocated < 1.25, (kind, evicting, tree.num_bytes, allocated)
+
+
+def test_past_its_bytes_a_tree_drops_its_oldest_texts_and_counts_the_rest_right():
+    rng = random.Random(7)
+    for limit in (60_000, 120_000):
+        tree, texts, dropped = SuffixTree(8, max_bytes=limit), [], 0
+        for tokens in similar_texts(rng, 12):
+            text = tree.begin()
+            texts.append(tokens[:150])
+            for start in range(0, 150, 10):
+                tree.extend(text, tokens[start : start + 10][: 150 - start])
+                assert tree.num_bytes <= limit
+            tree.end(text)
+            dropped = len(texts) - len(tree.texts)
+            assert runs_of(tree) == count_runs(texts[dropped:], 8)
+        assert dropped > 0 and len(tree.texts) > 1
+
+
+def test_a_text_too_large_for_the_tree_is_left_out_and_the_next_one_is_kept():
+    tree = SuffixTree(8, max_bytes=5_000)
+    large, small = tree.begin(), tree.begin()
+    tree.extend(large, range(1000))
+    assert large.removed and tree.num_bytes <= 5_000
+    tree.extend(large, [1, 2, 3])
+    tree.extend(small, [7, 8, 7, 9])
+    assert tree.count([7]) == 2 and tree.count([1]) == 0

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from paceline import LLM, DraftModel, SamplingParams
 from paceline.drafters.vocabulary import VocabularyMap, match
 from paceline.errors import PacelineError, VocabularyError
-from tests.engine.test_detokenizer import CORPUS, NUM_IDS, tokenizer
 from tests.fakes import tiny_model
+from tests.tokens import CORPUS, NUM_IDS, tokenizer
 
 CPU = torch.device("cpu")
 
@@ -67,6 +67,11 @@ def test_padding_of_either_head_is_tolerated_and_never_proposed(target_size: int
     moved = found.to_target(logits)
     assert moved.shape == (3, target_size) and torch.equal(moved[:, :97], logits[:, :97])
     assert proposable(found, draft_size) == set(range(97))
+
+
+def test_heads_that_cannot_agree_are_refused_where_only_one_has_a_tokenizer() -> None:
+    with pytest.raises(VocabularyError, match="has 300 ids and the target's 49152, and only one of the two has"):
+        one(words("a"), None, 49152, 300)
 
 
 def test_without_tokenizers_the_smaller_head_is_the_vocabulary() -> None:

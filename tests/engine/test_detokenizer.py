@@ -2,53 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from paceline.engine.detokenizer import Detokenizer
-
-CORPUS = [
-    "the rider in front rides ahead, the others ride in the draft. END",
-    "naïve café – 日本語 😀 ünïcode END. the END",
-]
-SPECIAL = ["<s>", "</s>"]
-NUM_IDS = 320
-
-
-@functools.cache
-def tokenizer() -> Any:
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=NUM_IDS, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    bpe.train_from_iterator(CORPUS * 4, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>")
-
-
-@functools.cache
-def id_of_byte(byte: int) -> int:
-    """The token of a single byte."""
-    letters = [token for token in tokenizer().get_vocab() if len(token) == 1]
-    found = [token for token in letters if _byte_of(token) == byte]
-    return int(tokenizer().get_vocab()[found[0]])
-
-
-@functools.cache
-def _byte_of(letter: str) -> int:
-    """Byte-level BPE writes printable bytes as themselves and the rest from U+0100 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    if ord(letter) in printable:
-        return ord(letter)
-    return [byte for byte in range(256) if byte not in printable][ord(letter) - 256]
+from tests.tokens import NUM_IDS, SPECIAL, byte_of, id_of_byte, tokenizer
 
 
 def decode(ids: list[int], skip: bool = True) -> str:
@@ -218,7 +177,61 @@ def test_a_stop_string_is_found_in_front_of_half_a_character() -> None:
 
 def raw_of(token: int) -> bytes:
     text = tokenizer().convert_ids_to_tokens(token)
-    return b"" if text in SPECIAL else bytes(_byte_of(letter) for letter in text)
+    return b"" if text in SPECIAL else bytes(byte_of(letter) for letter in text)
+
+
+@given(clean_ids, stop_lists, st.booleans(), st.integers(0, 12))
+@settings(max_examples=400, deadline=None)
+def test_a_stop_completed_before_min_tokens_never_ends_the_text_and_the_stream_is_the_text(
+    ids: list[int], stops: tuple[str, ...], include: bool, least: int
+) -> None:
+    made, deltas, found = detokenizer(stops, include=include), [], None
+    for count, token in enumerate(ids, start=1):
+        found = made.push(token, check_stops=count >= least)
+        before, text = shown(ids[: count - 1], True), shown(ids[:count], True)
+        ends = [text.find(stop, max(0, len(before) - len(stop) + 1)) >= 0 for stop in stops]
+        assert (found is not None) == (count >= least and any(ends))
+        deltas.append(made.take())
+        if found is not None:
+            break
+    made.finish()
+    assert "".join([*deltas, made.take()]) == made.text
+
+
+def test_a_short_stop_that_passed_does_not_fire_beside_a_longer_one() -> None:
+    made = detokenizer(("b", "wxyz"))
+    ids = [id_of_byte(byte) for byte in b"abcdef"]
+    pushed = [made.push(token, check_stops=count > 2) for count, token in enumerate(ids, start=1)]
+    assert pushed == [None] * 6 and made.text == "abcdef"
+
+
+def broken_after(text: bytes, given: int) -> tuple[list[int], list[int]]:
+    ids = [id_of_byte(byte) for byte in text]
+    return ids[:given], ids[given:]
+
+
+@pytest.mark.parametrize("given", range(1, 6))
+def test_a_character_split_between_prompt_and_output_is_in_the_output(given: int) -> None:
+    """a, then four bytes of one character, then b: the output has whatever the prompt did not end."""
+    prompt, output = broken_after("a😀b".encode(), given)
+    deltas, _, _ = stream(detokenizer(prompt=prompt), output)
+    assert "".join(deltas) == ("😀b" if given < 5 else "b")
+
+
+@pytest.mark.parametrize(
+    "text, given, expected",
+    [
+        (b"a\xf0\x9fbc", 3, "bc"),
+        (b"a\xf0\x9f\xffb", 3, "\ufffdb"),
+        (b"a\xff\xe6\x97\xa5", 2, "日"),
+        (b"a\xff\xe6\x97\xa5", 3, "日"),
+    ],
+)
+def test_what_the_prompt_left_broken_for_good_is_not_in_the_output(text: bytes, given: int, expected: str) -> None:
+    prompt, output = broken_after(text, given)
+    made = detokenizer(prompt=prompt)
+    deltas, _, _ = stream(made, output)
+    assert "".join(deltas) == made.text == expected
 
 
 def test_text_is_held_only_while_it_may_belong_to_a_stop_string() -> None:

@@ -12,11 +12,12 @@ import torch
 
 from paceline import LLM, NGram, SamplingParams, Suffix
 from paceline.drafters.base import Context
-from paceline.outputs import CompletionOutput
+from paceline.outputs import CompletionOutput, Gathered
 from paceline.prompts import Prompt
-from tests.engine.test_detokenizer import NUM_IDS, tokenizer
-from tests.fakes import VOCAB, Oracle, make_late, tiny_llm, tiny_model
+from tests.fakes import VOCAB, Oracle, check_books, set_apart, tiny_llm, tiny_model
+from tests.tokens import NUM_IDS, tokenizer
 
+BEHIND = pytest.mark.parametrize("behind", [None, 1, 2])
 PROMPT = [5, 9, 22, 41, 7, 3, 80, 61]
 LONG = [(7 * i + 3) % VOCAB for i in range(40)]
 
@@ -72,10 +73,11 @@ def assert_empty(llm: LLM) -> None:
 # Where a text ends.
 
 
+@BEHIND
 @pytest.mark.parametrize("drafted", [False, True])
 @pytest.mark.parametrize("most", [1, 2, 9])
-def test_max_tokens_ends_a_text_exactly(most: int, drafted: bool) -> None:
-    llm = tiny_llm(Watched([PROMPT], 4) if drafted else None)
+def test_max_tokens_ends_a_text_exactly(behind: int | None, most: int, drafted: bool) -> None:
+    llm = tiny_llm(Watched([PROMPT], 4) if drafted else None, behind)
     output = run(llm, PROMPT, temperature=0.0, max_tokens=most)
     assert (output.token_ids, output.finish_reason, output.stop_reason) == (plain(PROMPT, most), "length", None)
     assert_empty(llm)
@@ -91,17 +93,19 @@ def test_max_model_len_ends_a_text_and_drafts_shrink_before_it() -> None:
     assert output.stats.rounds == 4  # one for the prompt's token, 6, 6, and one
 
 
-def test_a_prompt_one_short_of_the_limit_gets_one_token() -> None:
-    llm = tiny_llm(NGram(4), max_model_len=len(LONG) + 1)
+@BEHIND
+def test_a_prompt_one_short_of_the_limit_gets_one_token(behind: int | None) -> None:
+    llm = tiny_llm(NGram(4), behind, max_model_len=len(LONG) + 1)
     output = run(llm, LONG, temperature=0.0, max_tokens=10)
     assert (output.token_ids, output.finish_reason) == (plain(LONG, 1), "length")
 
 
+@BEHIND
 @pytest.mark.parametrize("drafted", [False, True])
-def test_a_stop_token_ends_a_text_and_is_its_last_token(drafted: bool) -> None:
+def test_a_stop_token_ends_a_text_and_is_its_last_token(behind: int | None, drafted: bool) -> None:
     expected = plain(PROMPT, 12)
     stop = expected[6]
-    llm = tiny_llm(Watched([PROMPT], 9) if drafted else None)
+    llm = tiny_llm(Watched([PROMPT], 9) if drafted else None, behind)
     output = run(llm, PROMPT, temperature=0.0, max_tokens=20, stop_token_ids=[stop], logprobs=0)
     assert output.token_ids == expected[: expected.index(stop) + 1]
     assert (output.finish_reason, output.stop_reason) == ("stop", stop)
@@ -140,31 +144,39 @@ def greedy_without(banned: int, count: int) -> list[int]:
 
 
 @functools.cache
-def speaking(drafter: Any = None) -> LLM:
-    return LLM(tiny_model(vocab=NUM_IDS), drafter, tokenizer(), kernels="reference", max_model_len=64)
+def speaking(behind: int | None = None) -> LLM:
+    llm = LLM(tiny_model(vocab=NUM_IDS), tokenizer=tokenizer(), kernels="reference", max_model_len=64)
+    return llm if behind is None else set_apart(llm, behind)
 
 
-def test_a_stop_string_cuts_the_text_with_or_without_itself() -> None:
-    whole = run(speaking(), PROMPT, temperature=0.0, max_tokens=14)
+@BEHIND
+def test_a_stop_string_cuts_the_text_with_or_without_itself(behind: int | None) -> None:
+    whole = run(speaking(behind), PROMPT, temperature=0.0, max_tokens=14)
     assert whole.text == tokenizer().decode(whole.token_ids)
     stop = whole.text[4:7]  # somewhere in the middle, whatever tokens it spans
     place = whole.text.find(stop)
-    cut = run(speaking(), PROMPT, temperature=0.0, max_tokens=14, stop=["never", stop])
+    cut = run(speaking(behind), PROMPT, temperature=0.0, max_tokens=14, stop=["never", stop])
     assert (cut.text, cut.finish_reason, cut.stop_reason) == (whole.text[:place], "stop", stop)
     assert cut.token_ids == whole.token_ids[: len(cut.token_ids)] and len(cut.token_ids) < 14
-    kept = run(speaking(), PROMPT, temperature=0.0, max_tokens=14, stop=stop, include_stop_str_in_output=True)
+    kept = run(speaking(behind), PROMPT, temperature=0.0, max_tokens=14, stop=stop, include_stop_str_in_output=True)
     assert kept.text == whole.text[: place + len(stop)] and kept.token_ids == cut.token_ids
-    late = run(speaking(), PROMPT, temperature=0.0, max_tokens=14, stop=stop, min_tokens=len(cut.token_ids) + 1)
+    late = run(speaking(behind), PROMPT, temperature=0.0, max_tokens=14, stop=stop, min_tokens=len(cut.token_ids) + 1)
     assert len(late.token_ids) > len(cut.token_ids)
 
 
-def test_a_stop_token_is_in_the_text_only_if_asked_for() -> None:
-    whole = run(speaking(), PROMPT, temperature=0.0, max_tokens=14)
+@BEHIND
+def test_a_stop_token_is_in_the_text_only_if_asked_for(behind: int | None) -> None:
+    whole = run(speaking(behind), PROMPT, temperature=0.0, max_tokens=14)
     stop = whole.token_ids[8]
     first = whole.token_ids.index(stop)
     texts = [
         run(
-            speaking(), PROMPT, temperature=0.0, max_tokens=14, stop_token_ids=[stop], include_stop_str_in_output=asked
+            speaking(behind),
+            PROMPT,
+            temperature=0.0,
+            max_tokens=14,
+            stop_token_ids=[stop],
+            include_stop_str_in_output=asked,
         ).text
         for asked in (False, True)
     ]
@@ -191,8 +203,9 @@ def test_nothing_after_a_stop_inside_an_accepted_run_is_ever_reported() -> None:
     assert_empty(llm)
 
 
-def test_the_engines_record_of_a_round_stops_where_the_text_does() -> None:
-    llm = tiny_llm(Watched([PROMPT], 12))
+@BEHIND
+def test_the_engines_record_of_a_round_stops_where_the_text_does(behind: int | None) -> None:
+    llm = tiny_llm(Watched([PROMPT], 12), behind)
     run(llm, PROMPT, temperature=0.0, max_tokens=20, stop_token_ids=plain(PROMPT, 5)[4:])
     assert all(record.accepted <= record.emitted for record in llm.engine.stats.recent)
 
@@ -200,8 +213,9 @@ def test_the_engines_record_of_a_round_stops_where_the_text_does() -> None:
 # Samples and seeds.
 
 
-def test_samples_differ_and_each_is_what_its_own_index_gives_alone() -> None:
-    llm = tiny_llm()
+@BEHIND
+def test_samples_differ_and_each_is_what_its_own_index_gives_alone(behind: int | None) -> None:
+    llm = tiny_llm(behind=behind)
     params = SamplingParams(temperature=1.2, max_tokens=8, n=3, seed=11, ignore_eos=True)
     outputs = llm.generate([LONG], params)[0].outputs
     assert [output.index for output in outputs] == [0, 1, 2]
@@ -221,7 +235,46 @@ def test_a_seed_that_was_drawn_is_reported_and_brings_the_text_back(llm: LLM) ->
     first, second = (run(llm, PROMPT, temperature=1.5, max_tokens=8) for _ in range(2))
     assert first.seed != second.seed and first.token_ids != second.token_ids
     assert run(llm, PROMPT, temperature=1.5, max_tokens=8, seed=first.seed).token_ids == first.token_ids
-    assert tiny_llm(seed=5).generate([PROMPT], SamplingParams(max_tokens=1))[0].outputs[0].seed == 5
+
+
+def test_an_engines_seed_seeds_the_run_and_each_request_in_it_differently() -> None:
+    params = SamplingParams(temperature=1.5, max_tokens=8, ignore_eos=True)
+
+    def speak(seed: int) -> list[CompletionOutput]:
+        llm = tiny_llm(seed=seed)
+        return [item.outputs[0] for _ in range(2) for item in llm.generate([PROMPT] * 3, params)]
+
+    first, again, other = speak(0), speak(0), speak(1)
+    assert len({tuple(output.token_ids) for output in first}) == 6, "the same prompt, six texts"
+    assert [output.token_ids for output in again] == [output.token_ids for output in first]
+    assert not {output.seed for output in other} & {output.seed for output in first}
+    for output in first:
+        assert run(tiny_llm(), PROMPT, temperature=1.5, max_tokens=8, seed=output.seed).token_ids == output.token_ids
+
+
+@pytest.mark.parametrize("min_tokens", [0, 4])
+def test_an_end_id_the_model_cannot_say_holds_nothing_back(min_tokens: int) -> None:
+    llm = LLM(ending_model(VOCAB + 5), kernels="reference", max_model_len=64)
+    output = run(llm, PROMPT, temperature=0.0, max_tokens=8, min_tokens=min_tokens, ignore_eos=False)
+    assert output.token_ids == plain(PROMPT, 8)
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("drafted", [False, True])
+def test_a_stop_that_passed_before_min_tokens_ends_nothing_later_and_the_stream_is_the_text(
+    include: bool, drafted: bool
+) -> None:
+    free = run(speaking(), LONG, temperature=0.0, max_tokens=12)
+    early = next(letter for letter in free.text[: len(free.text) // 2] if free.text.count(letter) == 1)
+    stops = [early, "never said, but longer than all of the text"]
+    llm = speaking.__wrapped__()
+    llm.set_drafter(Suffix() if drafted else None)
+    wishes = {"temperature": 0.0, "max_tokens": 12, "min_tokens": 9, "stop": stops, "ignore_eos": True}
+    params = SamplingParams(include_stop_str_in_output=include, **wishes)  # type: ignore[arg-type]
+    chunks = list(llm.stream(LONG, params))
+    assert "".join(chunk.text for chunk in chunks) == free.text
+    last = chunks[-1].output
+    assert last is not None and (last.text, last.finish_reason) == (free.text, "length")
 
 
 @pytest.mark.parametrize("seed", [-(2**63), -1, 2**63, 2**64 - 1])
@@ -249,10 +302,11 @@ def assert_logprobs(entries: list[Any], ids: list[int], start: int, count: int) 
             assert told.rank == 1 + int((row > row[other]).sum())
 
 
+@BEHIND
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_logprobs_are_those_of_the_raw_model_whatever_the_sampling(count: int) -> None:
+def test_logprobs_are_those_of_the_raw_model_whatever_the_sampling(behind: int | None, count: int) -> None:
     drafter = Watched([PROMPT], 3, temperature=1.4, seed=3, top_k=20)
-    output = run(tiny_llm(drafter), PROMPT, temperature=1.4, seed=3, top_k=20, max_tokens=9, logprobs=count)
+    output = run(tiny_llm(drafter, behind), PROMPT, temperature=1.4, seed=3, top_k=20, max_tokens=9, logprobs=count)
     assert output.token_ids == drafter.recorded[tuple(PROMPT)][len(PROMPT) :][:9] and sum(output.stats.accepted) > 4
     assert output.logprobs is not None and len(output.logprobs) == 9
     assert_logprobs(output.logprobs, [*PROMPT, *output.token_ids], len(PROMPT), count)
@@ -261,8 +315,9 @@ def test_logprobs_are_those_of_the_raw_model_whatever_the_sampling(count: int) -
     )
 
 
-def test_prompt_logprobs_are_right_in_chunks_and_pass_by_the_prefix_cache() -> None:
-    llm = tiny_llm(max_batched_tokens=16)
+@BEHIND
+def test_prompt_logprobs_are_right_in_chunks_and_pass_by_the_prefix_cache(behind: int | None) -> None:
+    llm = tiny_llm(behind=behind, max_batched_tokens=16)
     run(llm, LONG, max_tokens=1)
     assert run(llm, LONG, max_tokens=1).stats.prefix_hit == 32
     result = llm.generate([LONG], SamplingParams(max_tokens=2, prompt_logprobs=3))[0]
@@ -301,33 +356,98 @@ def test_figures_and_provenance_agree_with_the_text(drafter: str | None) -> None
 # Streams and aborts.
 
 
+@BEHIND
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_stream_says_what_generate_says(n: int) -> None:
+def test_a_stream_says_what_generate_says(behind: int | None, n: int) -> None:
     params = SamplingParams(temperature=0.9, seed=8, max_tokens=10, n=n, ignore_eos=True)
     whole = speaking().generate([PROMPT], params)[0].outputs
-    chunks = list(speaking().stream(PROMPT, params))
+    chunks = list(speaking(behind).stream(PROMPT, params))
     for output in whole:
         own = [chunk for chunk in chunks if chunk.index == output.index]
         assert "".join(chunk.text for chunk in own) == output.text
         assert [token for chunk in own for token in chunk.token_ids] == output.token_ids
         assert [told for chunk in own for told in chunk.provenance] == output.provenance
         assert [chunk.output is not None for chunk in own] == [False] * (len(own) - 1) + [True]
-    assert_empty(speaking())
+    assert_empty(speaking(behind))
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("behind", [None, 0, 1, 2])
 @pytest.mark.parametrize("drafter", [None, NGram(3, max_match=1)])
-def test_leaving_a_stream_in_the_middle_frees_everything(drafter: Any, late: bool) -> None:
-    llm = make_late(tiny_llm(drafter)) if late else tiny_llm(drafter)
+def test_leaving_a_stream_in_the_middle_frees_everything(drafter: Any, behind: int | None) -> None:
+    llm = tiny_llm(drafter, behind=behind)
     stream = llm.stream(LONG, SamplingParams(max_tokens=50, n=2, ignore_eos=True))
     for _ in range(5):
         next(stream)
     assert llm.engine.scheduler.pool.num_available < llm.engine.scheduler.pool.num_pages
     stream.close()
+    ends = []
     while llm.engine.has_work:  # a round in flight still has its pages
-        assert late and llm.step() == []
+        check_books(llm)
+        ends += [(u.request_id, u.index, u.tokens, u.text, u.finish_reason, u.stats is None) for u in llm.step()]
+    assert ends == [], "nobody is there to hear of it"
     assert_empty(llm)
     assert run(llm, PROMPT, temperature=0.0, max_tokens=4).token_ids == plain(PROMPT, 4)
+
+
+@BEHIND
+def test_an_abort_is_told_at_the_next_step_even_if_nothing_else_is_left(behind: int | None) -> None:
+    llm = tiny_llm(behind=behind)
+    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=0)
+    waiting = llm.add(Prompt(None, PROMPT), params)
+    llm.abort(waiting)
+    assert llm.engine.has_work, "somebody has to be told"
+    (update,) = llm.step()
+    assert (update.request_id, update.finish_reason, update.tokens, update.logprobs) == (waiting, "abort", [], [])
+    assert_empty(llm)
+    running = llm.add(Prompt(None, PROMPT), params)
+    said: list[int] = []
+    while len(said) < 3:
+        said += [token for update in llm.step() for token in update.tokens]
+    llm.abort(running)
+    llm.abort(running)
+    updates = []
+    while llm.engine.has_work:
+        updates += llm.step()
+        check_books(llm)
+    assert [(update.finish_reason, update.tokens) for update in updates] == [("abort", [])], "rounds behind it are void"
+    assert updates[0].stats is not None and updates[0].stats.tokens == len(said) and said == plain(PROMPT, len(said))
+    assert_empty(llm)
+
+
+@BEHIND
+def test_an_update_is_a_value_and_updates_add_up_to_the_sample(behind: int | None) -> None:
+    params = SamplingParams(temperature=0.9, seed=8, max_tokens=10, n=2, logprobs=1, ignore_eos=True)
+    whole = run_all(speaking(), params)
+    llm = speaking(behind)
+    request = llm.add(Prompt(None, PROMPT), params)
+    gathered = {index: Gathered() for index in (0, 1)}
+    updates, copies, found = [], [], {}
+    while llm.engine.has_work:
+        for update in llm.step():
+            assert update.request_id == request
+            updates.append(update)
+            copies.append(copy.deepcopy(update))
+            output = gathered[update.index].add(update)
+            assert (output is not None) == update.finished == (update.stats is not None)
+            if output is not None:
+                found[output.index] = output
+    assert updates == copies, "an update changed after it was handed out"
+    for output in whole:
+        assert told(found[output.index]) == told(output)
+
+
+def told(output: CompletionOutput) -> Any:
+    """All of a sample but the time it took."""
+    stats = output.stats
+    figures = (stats.tokens, stats.rounds, stats.proposed, stats.accepted, stats.preemptions)
+    return (*(getattr(output, name) for name in TOLD), figures)
+
+
+TOLD = ("text", "token_ids", "finish_reason", "stop_reason", "logprobs", "seed", "provenance", "error")
+
+
+def run_all(llm: LLM, params: SamplingParams) -> list[CompletionOutput]:
+    return llm.generate([PROMPT], params)[0].outputs
 
 
 def test_an_unknown_request_may_be_aborted(llm: LLM) -> None:
@@ -347,8 +467,9 @@ def never_idle(llm: LLM, patch: pytest.MonkeyPatch) -> LLM:
     return llm
 
 
-def test_two_streams_side_by_side_both_get_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = never_idle(tiny_llm(), monkeypatch)
+@BEHIND
+def test_two_streams_side_by_side_both_get_their_text(behind: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = never_idle(tiny_llm(behind=behind), monkeypatch)
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     streams = [llm.stream(PROMPT, params), llm.stream(LONG, params)]
     got: list[list[int]] = [[], []]
@@ -361,8 +482,9 @@ def test_two_streams_side_by_side_both_get_their_text(monkeypatch: pytest.Monkey
 # Company in the batch.
 
 
-def test_a_prefix_hit_changes_nothing_but_the_work() -> None:
-    llm = tiny_llm(Suffix())
+@BEHIND
+def test_a_prefix_hit_changes_nothing_but_the_work(behind: int | None) -> None:
+    llm = tiny_llm(Suffix(), behind)
     first = run(llm, LONG, temperature=0.7, seed=4, max_tokens=8)
     again = run(llm, LONG, temperature=0.7, seed=4, max_tokens=8)
     turn = [*LONG, *first.token_ids, 1, 2]
@@ -376,11 +498,12 @@ def test_a_prefix_hit_changes_nothing_but_the_work() -> None:
     assert cold.token_ids == first.token_ids
 
 
+@BEHIND
 @pytest.mark.parametrize("drafted", [False, True])
-def test_preempted_requests_say_the_same(drafted: bool) -> None:
+def test_preempted_requests_say_the_same(behind: int | None, drafted: bool) -> None:
     prompts = [LONG[n : n + 10] for n in range(4)]
     drafter = Watched(prompts, 3) if drafted else None
-    llm = tiny_llm(drafter, block_size=4, num_pages=10, max_model_len=34)
+    llm = tiny_llm(drafter, behind, block_size=4, num_pages=10, max_model_len=34)
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=1, prompt_logprobs=0)
     results = llm.generate(prompts, params)
     assert sum(result.outputs[0].stats.preemptions for result in results) > 0
@@ -410,8 +533,9 @@ MIXED: list[dict[str, Any]] = [
 ]
 
 
-def test_every_request_of_a_mixed_batch_says_what_it_says_alone() -> None:
-    llm = tiny_llm(NGram(3, min_match=1, max_match=2))
+@BEHIND
+def test_every_request_of_a_mixed_batch_says_what_it_says_alone(behind: int | None) -> None:
+    llm = tiny_llm(NGram(3, min_match=1, max_match=2), behind)
     params = [SamplingParams(**{"max_tokens": 9, "ignore_eos": True, **own}) for own in MIXED]
     prompts = [LONG[n : n + 12] for n in range(len(MIXED))]
     together = [result.outputs[0] for result in llm.generate(prompts, params)]
@@ -432,9 +556,9 @@ def test_a_request_may_ask_for_shorter_drafts(most: int | None, longest: int) ->
         assert {told.kind for told in output.provenance} == {"plain"} and output.stats.rounds == 12
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_the_drafter_may_change_in_the_middle_of_a_stream(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = never_idle(make_late(tiny_llm()) if late else tiny_llm(), monkeypatch)
+@BEHIND
+def test_the_drafter_may_change_in_the_middle_of_a_stream(behind: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = never_idle(tiny_llm(behind=behind), monkeypatch)
     turns: list[Any] = [Watched([LONG], 2), "suffix", None, NGram(2, max_match=1), Watched([LONG], 3)]
     tokens: list[list[int]] = [[], []]
     told: set[str | None] = set()
@@ -447,8 +571,9 @@ def test_the_drafter_may_change_in_the_middle_of_a_stream(late: bool, monkeypatc
     assert not turns and told >= {None, "oracle"}
 
 
-def test_a_request_that_rules_out_every_token_ends_alone_with_a_sentence() -> None:
-    llm = tiny_llm(Watched([PROMPT, LONG], 3))
+@BEHIND
+def test_a_request_that_rules_out_every_token_ends_alone_with_a_sentence(behind: int | None) -> None:
+    llm = tiny_llm(Watched([PROMPT, LONG], 3), behind)
     impossible = SamplingParams(temperature=0.0, allowed_token_ids=[4], bad_words=[[4]], max_tokens=5)
     good = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     first, bad, last = (result.outputs[0] for result in llm.generate([PROMPT, LONG, LONG], [good, impossible, good]))
@@ -459,8 +584,9 @@ def test_a_request_that_rules_out_every_token_ends_alone_with_a_sentence() -> No
     assert_empty(llm)
 
 
-def test_a_request_that_runs_out_of_tokens_later_keeps_what_it_had() -> None:
-    llm = tiny_llm()
+@BEHIND
+def test_a_request_that_runs_out_of_tokens_later_keeps_what_it_had(behind: int | None) -> None:
+    llm = tiny_llm(behind=behind)
     output = run(
         llm, PROMPT, temperature=0.0, allowed_token_ids=[4, 6], bad_words=[[4, 4], [4, 6], [6, 6], [6, 4]], max_tokens=5
     )

@@ -1,51 +1,18 @@
-"""The scheduler with made-up sequences: random arrivals, lengths, aborts and samples, page pools far too small.
-
-A round here is committed as the engine does it, but the target is a random number: how many nodes it accepts. Rounds
-may be committed one round late. After every operation the whole of the books is checked.
-"""
+"""The scheduler: its books in random runs, and what it promises case by case."""
 
 from __future__ import annotations
-
-import random
-from collections import Counter, deque
-from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.cache.pages import PagePool, page_key
+from paceline.cache.pages import PagePool
 from paceline.cache.slots import Slots
-from paceline.engine.detokenizer import Detokenizer
-from paceline.engine.scheduler import Planned, Scheduler
+from paceline.engine.round import Plan as Launch
+from paceline.engine.scheduler import MustRead, Planned, Scheduler
 from paceline.engine.sequence import Sequence
-from paceline.params import SamplingParams
-from paceline.sampling.state import Words
-
-SIZE = 4  # positions a page
-MAX_LENGTH = 24
-
-
-def make_sequence(name: str, prompt: list[int], max_length: int, leader: Sequence | None = None) -> Sequence:
-    silent = Detokenizer(None, prompt, (), include_stop=False, skip_special=True)
-    return Sequence(
-        name, 0, list(prompt), len(prompt), SamplingParams(), 0, Words([], []), silent, max_length, leader=leader
-    )
-
-
-@dataclass
-class Plan:
-    """What one run does, drawn by hypothesis; everything else follows from the seed."""
-
-    seed: int
-    num_pages: int
-    num_slots: int
-    max_rows: int
-    prefix_caching: bool
-    max_nodes: int
-    late: int
-
+from tests.engine.simulation import MAX_LENGTH, SIZE, Plan, make_sequence, run
 
 plans = st.builds(
     Plan,
@@ -55,197 +22,64 @@ plans = st.builds(
     max_rows=st.sampled_from([1, 3, 8, 64]),
     prefix_caching=st.booleans(),
     max_nodes=st.integers(0, 6),
-    late=st.integers(0, 1),
+    behind=st.integers(0, 2),
 )
 
 
-class Simulation:
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.random = plan, random.Random(plan.seed)
-        self.pool = PagePool(plan.num_pages, SIZE)
-        self.slots = Slots(plan.num_slots, MAX_LENGTH, MAX_LENGTH // SIZE + 1, torch.device("cpu"))
-        self.scheduler = Scheduler(self.pool, self.slots, plan.max_rows, plan.prefix_caching)
-        self.scheduler.on_enter = self.entered
-        self.all: list[Sequence] = []
-        self.in_flight: deque[list[Planned]] = deque()
-        self.order: list[str] = []  # first admissions
-        self.preempted = 0
-        self._preempt = self.scheduler._preempt
-        self.scheduler._preempt = self.preempt  # type: ignore[method-assign]
-
-    def entered(self, sequence: Sequence) -> None:
-        if sequence.request_id not in self.order:
-            self.order.append(sequence.request_id)
-
-    def arrive(self) -> None:
-        """A request; its prompt shares a beginning with others, and it may want several samples."""
-        length = self.random.randint(1, MAX_LENGTH - 2)
-        prompt = [7] * length if self.random.random() < 0.6 else [self.random.randrange(97) for _ in range(length)]
-        most = self.random.randint(length + 1, MAX_LENGTH)
-        leader: Sequence | None = None
-        for _ in range(self.random.choice([1, 1, 1, 3])):
-            sequence = make_sequence(str(len(self.all)), prompt, most, leader)
-            leader = leader or sequence
-            self.all.append(sequence)
-            self.scheduler.add(sequence)
-
-    def abort(self) -> None:
-        alive = [sequence for sequence in self.all if sequence.finish_reason is None]
-        if alive:
-            sequence = self.random.choice(alive)
-            sequence.finish_reason, sequence.aborted = "abort", True
-            if not sequence.in_flight:
-                self.scheduler.leave(sequence)
-
-    def launch(self) -> bool:
-        flying = {id(sequence) for round_ in self.in_flight for sequence, _ in round_}
-        fitting: dict[str, int] = {}  # nodes each may have with the pages that are there when it is asked
-
-        def limit(sequence: Sequence) -> int:
-            nodes = min(self.plan.max_nodes, max(0, sequence.room - 1))
-            missing = -(-(sequence.num_computed + 1 + nodes) // SIZE) - len(sequence.pages)
-            held = len(sequence.pages) * SIZE - sequence.num_computed - 1
-            fits = missing <= self.pool.num_available
-            fitting[sequence.request_id] = nodes if fits else max(0, min(nodes, held))
-            return nodes
-
-        planned = self.scheduler.schedule(limit)
-        assert len({id(sequence) for sequence, _ in planned}) == len(planned), "somebody is scheduled twice"
-        for sequence, work in planned:
-            assert id(sequence) not in flying, "a sequence in flight was scheduled again"
-            assert work.slot == sequence.slot and work.start == sequence.num_computed and work.count >= 1
-            assert work.start + work.count <= len(sequence.tokens)
-            assert len(sequence.pages) * SIZE >= work.start + work.count + work.num_nodes, "pages do not cover the work"
-            assert work.num_nodes == fitting.get(sequence.request_id, 0), "drafts as long as pages allow, not longer"
-            assert work.num_nodes == 0 or sequence.num_left == work.count == 1, "only decoding sequences draft"
-        rows = sum(work.count + work.num_nodes for sequence, work in planned if sequence.request_id in fitting)
-        chunks = sum(work.count for sequence, work in planned if sequence.request_id not in fitting)
-        assert chunks <= max(self.plan.max_rows - rows, min(SIZE, self.plan.max_rows))
-        if planned:
-            self.in_flight.append(planned)
-        return bool(planned)
-
-    def preempt(self, sequence: Sequence) -> None:
-        assert self.pool.num_available == 0, "somebody was preempted while there were pages"
-        assert sequence is [other for other in self.scheduler.running if not other.in_flight][-1], "not the newest"
-        self.preempted += 1
-        self._preempt(sequence)
-
-    def commit(self) -> None:
-        for sequence, work in self.in_flight.popleft():
-            sequence.in_flight = False
-            if sequence.aborted:
-                self.scheduler.leave(sequence)
-                continue
-            accepted = 0
-            if work.start + work.count == len(sequence.tokens):
-                accepted = self.random.randint(0, work.num_nodes)
-                new = [self.random.choice([7, 8]) for _ in range(accepted + 1)]
-                sequence.tokens += new
-                self.slots.append(work.slot, new)
-            sequence.num_computed = work.start + work.count + accepted
-            assert len(sequence.tokens) <= sequence.max_length
-            self.scheduler.publish(sequence)
-            if sequence.room == 0:
-                sequence.finish_reason = "length"
-                self.scheduler.leave(sequence)
-
-    def check(self) -> None:
-        """Every page, slot and reference is where the books say."""
-        self.pool.check()
-        running = self.scheduler.running
-        holders = Counter(page for sequence in running for page in sequence.pages)
-        assert [self.pool.refs(page) for page in range(self.pool.num_pages)] == [
-            holders[page] for page in range(self.pool.num_pages)
-        ]
-        slots = [sequence.slot for sequence in running]
-        assert None not in slots and len(set(slots)) == len(slots)
-        assert self.slots.num_free == self.plan.num_slots - len(slots)
-        assert not {id(s) for s in running} & {id(s) for s in self.scheduler.waiting}
-        for sequence in running:
-            full = sequence.num_computed // SIZE
-            for number, page in enumerate(sequence.pages):
-                if holders[page] > 1:
-                    assert number < full, "a page that is not full and computed is shared"
-                    assert self.pool.lookup(sequence.keys[number]) == page, "a page is shared but not published"
-            assert self.slots.tokens.host[sequence.slot, : len(sequence.tokens)].tolist() == sequence.tokens
-            assert self.slots.pages.host[sequence.slot, : len(sequence.pages)].tolist() == sequence.pages
-            key = b""
-            for number in range(len(sequence.keys)):
-                key = page_key(key, sequence.tokens[number * SIZE : (number + 1) * SIZE])
-                assert sequence.keys[number] == key
-        for sequence in self.scheduler.waiting:
-            assert sequence.slot is None and not sequence.pages and sequence.num_computed == 0
-
-    def check_arrival_order(self) -> None:
-        """First admissions follow arrival, except that samples wait for the first of them."""
-        leaders = [int(name) for name in self.order if self.all[int(name)].leader is None]
-        assert leaders == sorted(leaders), "somebody overtook"
-        place = {name: number for number, name in enumerate(self.order)}
-        for sequence in self.all:
-            leader = sequence.leader
-            if leader is not None and sequence.request_id in place and leader.request_id in place:
-                assert place[leader.request_id] < place[sequence.request_id]
-
-
-def run(plan: Plan) -> Simulation:
-    simulation = Simulation(plan)
-    chance = simulation.random
-    for _ in range(25):
-        action = chance.random()
-        if action < 0.3:
-            simulation.arrive()
-        elif action < 0.38:
-            simulation.abort()
-        simulation.check()
-        step(simulation)
-    for _ in range(2000):
-        if not simulation.scheduler.waiting and not simulation.scheduler.running:
-            break
-        step(simulation)
-    return simulation
-
-
-def step(simulation: Simulation) -> None:
-    launched = simulation.launch()
-    simulation.check()
-    while len(simulation.in_flight) > (simulation.plan.late if launched else 0):
-        simulation.commit()
-        simulation.check()
-
-
 @given(plans)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_the_books_balance_after_every_operation_and_everybody_finishes(plan: Plan) -> None:
     simulation = run(plan)
     assert all(sequence.finish_reason is not None for sequence in simulation.all), "a sequence never finished"
     for sequence in simulation.all:
         if sequence.finish_reason == "length":
             assert len(sequence.tokens) == sequence.max_length
+    simulation.read_all()
     assert simulation.pool.num_available == plan.num_pages and simulation.slots.num_free == plan.num_slots
     simulation.check_arrival_order()
+    assert simulation.most_ahead <= 1 + plan.behind
 
 
-def test_small_pools_really_make_sequences_wait_again() -> None:
-    """The property above would say little if no run ever preempted."""
-    total = sum(run(Plan(seed, 7, 4, 64, True, 4, seed % 2)).preempted for seed in range(30))
-    assert total > 30
+@pytest.mark.parametrize("behind", [0, 1, 2])
+def test_small_pools_really_make_sequences_wait_again(behind: int) -> None:
+    """The property above would say little if no run ever preempted, nor had to read first, nor read in vain."""
+    runs = [run(Plan(seed, 7, 4, 64, True, 4, behind)) for seed in range(50)]
+    assert sum(simulation.preempted for simulation in runs) > 30
+    assert max(simulation.most_ahead for simulation in runs) == 1 + behind
+    assert (sum(simulation.must_read for simulation in runs) > 30) == (behind > 0)
+    assert (sum(simulation.void for simulation in runs) > 30) == (behind > 0)
 
 
 def make_scheduler(num_pages: int, num_slots: int = 4, prefix_caching: bool = True) -> Scheduler:
-    slots = Slots(num_slots, MAX_LENGTH, MAX_LENGTH // SIZE + 1, torch.device("cpu"))
+    slots = Slots(num_slots, MAX_LENGTH, MAX_LENGTH // SIZE + 1, torch.device("cpu"), apart=True)
     return Scheduler(PagePool(num_pages, SIZE), slots, 64, prefix_caching)
+
+
+def launch(scheduler: Scheduler, max_nodes: int = 0) -> list[Planned]:
+    planned = scheduler.schedule(lambda sequence: max(0, min(max_nodes, sequence.room - 1)))
+    Launch.of(planned).launch()
+    return planned
+
+
+def read(scheduler: Scheduler, planned: list[Planned], new: list[int]) -> None:
+    """The host reads a round in which every sequence that sampled got these tokens."""
+    for sequence, work in planned:
+        start = len(sequence.tokens) - 1 if work.start is None else work.start
+        samples = sequence.ahead.pop(0) > 0
+        if samples:
+            sequence.tokens += new
+            scheduler.slots.append(work.slot, new)
+        sequence.num_computed = start + work.count + (len(new) - 1 if samples else 0)
+        if not sequence.ahead:
+            sequence.num_launched = sequence.num_computed
+        scheduler.publish(sequence)
 
 
 def prefill(scheduler: Scheduler, *sequences: Sequence) -> None:
     """Enter and compute the prompts, with one token sampled for each."""
     for sequence in sequences:
         scheduler.add(sequence)
-    for sequence, work in scheduler.schedule(lambda _: 0):
-        sequence.in_flight, sequence.num_computed = False, work.start + work.count
-        sequence.tokens.append(50)
-        scheduler.slots.append(work.slot, [50])
-        scheduler.publish(sequence)
+    read(scheduler, launch(scheduler), [50])
 
 
 def test_drafts_shrink_to_the_pages_held_before_anybody_is_preempted() -> None:
@@ -262,11 +96,9 @@ def test_the_newest_sequence_gives_its_pages_back_first_and_waits_at_the_front()
     old, young, late = (make_sequence(name, [1] * n, 20) for name, n in (("old", 4), ("young", 3), ("late", 9)))
     prefill(scheduler, old, young)
     scheduler.add(late)
-    assert [sequence.request_id for sequence, _ in scheduler.schedule(lambda _: 0)] == ["old", "young"]
-    for sequence in (old, young):
-        sequence.in_flight, sequence.num_computed = False, sequence.num_computed + 4
-        sequence.tokens += [60] * 4
-        scheduler.slots.append(sequence.slot or 0, [60] * 4)
+    planned = launch(scheduler)
+    assert [sequence.request_id for sequence, _ in planned] == ["old", "young"]
+    read(scheduler, planned, [60] * 4)
     planned = scheduler.schedule(lambda _: 0)
     assert [sequence.request_id for sequence, _ in planned] == ["old"]
     assert [sequence.request_id for sequence in scheduler.waiting] == ["young", "late"]
@@ -299,12 +131,128 @@ def test_samples_wait_for_the_first_and_then_share_its_prompt_pages() -> None:
     followers = [make_sequence(str(n), [1] * 9, 20, leader) for n in (1, 2)]
     for sequence in (leader, *followers):
         scheduler.add(sequence)
-    planned = scheduler.schedule(lambda _: 0)
-    assert [sequence.request_id for sequence, _ in planned] == ["0"]
-    leader.in_flight, leader.num_computed = False, 9
-    scheduler.publish(leader)
-    leader.tokens.append(5)
-    scheduler.slots.append(leader.slot or 0, [5])
-    planned = scheduler.schedule(lambda _: 0)
+    first = launch(scheduler)
+    assert [sequence.request_id for sequence, _ in first] == ["0"]
+    second = launch(scheduler)
+    assert [(sequence.request_id, work.start) for sequence, work in second] == [("0", None)], "nothing is read yet"
+    read(scheduler, first, [5])
+    planned = launch(scheduler)
+    assert [(sequence.request_id, work.start) for sequence, work in planned] == [("0", None), ("1", 8), ("2", 8)]
+    assert all(sequence.pages[:2] == leader.pages[:2] for sequence in followers)
+
+
+def test_samples_start_behind_the_newest_of_the_first_when_nothing_is_ahead() -> None:
+    scheduler = make_scheduler(12)
+    leader = make_sequence("0", [1] * 9, 20)
+    followers = [make_sequence(str(n), [1] * 9, 20, leader) for n in (1, 2)]
+    prefill(scheduler, leader, *followers)
+    planned = launch(scheduler)
     assert [(sequence.request_id, work.start) for sequence, work in planned] == [("0", 9), ("1", 8), ("2", 8)]
     assert all(sequence.pages[:2] == leader.pages[:2] for sequence in followers)
+
+
+# Rounds ahead.
+
+
+def test_scheduling_marks_nothing_and_may_be_asked_again() -> None:
+    scheduler = make_scheduler(12)
+    sequence = make_sequence("a", [1] * 6, 20)
+    scheduler.add(sequence)
+    first = scheduler.schedule(lambda _: 0)
+    assert sequence.ahead == [] and sequence.num_launched == 0
+    again = scheduler.schedule(lambda _: 0)
+    assert [work for _, work in first] == [work for _, work in again]
+
+
+def test_a_sequence_with_a_round_ahead_goes_on_from_wherever_the_device_stands() -> None:
+    scheduler = make_scheduler(12)
+    sequence = make_sequence("a", [1] * 6, 24)
+    prefill(scheduler, sequence)
+    rounds = [launch(scheduler, 3) for _ in range(3)]
+    works = [work for ((_, work),) in rounds]
+    assert [(work.start, work.count, work.num_nodes, work.bound) for work in works] == [
+        (6, 1, 3, 6),
+        (None, 1, 3, 10),
+        (None, 1, 3, 14),
+    ]
+    assert sequence.ahead == [4, 4, 4] and sequence.most_length == 19 and len(sequence.pages) == -(-18 // SIZE)
+    read(scheduler, rounds[0], [60])
+    assert sequence.ahead == [4, 4] and sequence.most_length == 16 and sequence.next_start is None
+    read(scheduler, rounds[1], [60])
+    read(scheduler, rounds[2], [60] * 4)
+    assert (sequence.next_start, sequence.num_left, len(sequence.tokens)) == (12, 1, 13)
+
+
+def test_prompt_chunks_follow_each_other_without_being_read() -> None:
+    scheduler = make_scheduler(12)
+    scheduler.max_batched_tokens = 5
+    sequence = make_sequence("a", list(range(13)), 20)
+    scheduler.add(sequence)
+    rounds = [launch(scheduler) for _ in range(4)]
+    works = [work for ((_, work),) in rounds]
+    assert [(work.start, work.count) for work in works] == [(0, 5), (5, 5), (10, 3), (None, 1)]
+    assert sequence.ahead == [0, 0, 1, 1] and sequence.num_computed == 0 and not sequence.keys
+    for number, planned in enumerate(rounds):
+        read(scheduler, planned, [60])
+        assert sequence.num_computed == (5, 10, 13, 14)[number] and len(sequence.keys) == (1, 2, 3, 3)[number]
+
+
+def test_a_sequence_that_what_is_ahead_will_surely_end_gets_no_further_round() -> None:
+    scheduler = make_scheduler(12)
+    sequence = make_sequence("a", [1] * 6, 9)
+    prefill(scheduler, sequence)
+    assert [len(launch(scheduler)) for _ in range(3)] == [1, 1, 0]
+    assert sequence.room == 0 and sequence.most_length == 9
+
+
+def test_drafts_leave_room_for_what_the_rounds_ahead_bring_at_least() -> None:
+    scheduler = make_scheduler(12)
+    sequence = make_sequence("a", [1] * 6, 12)
+    prefill(scheduler, sequence)
+    nodes = [work.num_nodes for _ in range(5) for _, work in launch(scheduler, 9)]
+    assert nodes == [4, 3, 2, 1, 0] and sequence.most_length == 12
+    assert len(sequence.pages) * SIZE == 12, "no page beyond the limit"
+
+
+def test_while_rounds_are_in_flight_nobody_is_preempted_before_they_have_been_read() -> None:
+    scheduler = make_scheduler(4, prefix_caching=False)
+    old, young = make_sequence("old", [1] * 6, 20), make_sequence("young", [2] * 6, 20)
+    prefill(scheduler, old, young)
+    rounds = [launch(scheduler), launch(scheduler)]
+    held = [list(old.pages), list(young.pages)]
+    with pytest.raises(MustRead):
+        scheduler.schedule(lambda _: 0)
+    assert [old.pages, young.pages] == held and old.ahead == young.ahead == [1, 1] and not scheduler.num_preemptions
+    for planned in rounds:
+        read(scheduler, planned, [60])
+    assert [sequence.request_id for sequence, _ in launch(scheduler)] == ["old"]
+    assert scheduler.num_preemptions == 1 and list(scheduler.waiting) == [young]
+
+
+def test_a_sequence_may_not_leave_while_a_round_may_still_write_to_its_pages() -> None:
+    scheduler = make_scheduler(4)
+    sequence = make_sequence("a", [1] * 5, 20)
+    scheduler.add(sequence)
+    planned = launch(scheduler)
+    sequence.finish_reason = "abort"
+    with pytest.raises(AssertionError, match="a round in flight"):
+        scheduler.leave(sequence)
+    assert scheduler.schedule(lambda _: 0) == [], "it is not scheduled again"
+    read(scheduler, planned, [60])
+    scheduler.leave(sequence)
+    assert scheduler.pool.num_available == 4 and scheduler.slots.num_free == 4
+
+
+def test_after_a_reset_all_wait_in_their_order_and_say_nothing_of_what_was_in_flight() -> None:
+    scheduler = make_scheduler(12, num_slots=2)
+    sequences = [make_sequence(name, [number] * 5, 20) for number, name in enumerate("abcd")]
+    prefill(scheduler, *sequences)
+    launch(scheduler)
+    sequences[1].finish_reason = "abort"
+    scheduler.reset()
+    assert [sequence.request_id for sequence in scheduler.waiting] == ["a", "c", "d"] and not scheduler.running
+    assert scheduler.pool.num_available == 12 and scheduler.slots.num_free == 2
+    scheduler.pool.check()
+    assert sequences[0].tokens == [0] * 5 + [50] and not sequences[0].ahead
+    planned = launch(scheduler)
+    assert [(sequence.request_id, work.start, work.count) for sequence, work in planned] == [("a", 0, 6), ("c", 0, 5)]

@@ -38,6 +38,7 @@ import torch
 from paceline.kernels.cpu.native import NativeOps
 from paceline.drafters.tree import Proposal, paths
 from paceline.models.batch import Work
+from tests.kernels.networks import SHAPES, table_of
 from tests.kernels.tiny import CPU, Table, load, packed, random_tree, tokens
 import numpy as np
 
@@ -70,6 +71,13 @@ for path in (b"portable", b"avx2", b"avx512", b"amx"):
         final = table.run([Work(0, 39, 1, 13)], (proposal.tokens, paths(proposal.parents))).final
         table.loaded.model.logits(final)
         table.loaded.model.logits(final[:0])
+        last = table.cache.layers[0][0].shape[0] - 1
+        table.loaded.model.ops.keep(table.cache.layers, torch.tensor([last, 0]), torch.tensor([0, last]))
+    for name in SHAPES:
+        table = table_of(name, "native", longest=150, num_slots=2)
+        table.begin(0, tokens(150, 0))
+        table.run([Work(0, 0, 149)], taps=(0, -1))
+        table.run([Work(0, 149, 1)])
         last = table.cache.layers[0][0].shape[0] - 1
         table.loaded.model.ops.keep(table.cache.layers, torch.tensor([last, 0]), torch.tensor([0, last]))
 print("finished")
@@ -182,6 +190,24 @@ def test_auto_falls_back_to_torch_and_says_so_once(caplog: pytest.LogCaptureFixt
     assert [record.message for record in caplog.records if "native" in record.message] == [
         "paceline's native kernels were not built (no C++ compiler?); the slower torch kernels are used"
     ]
+
+
+def test_a_library_that_numbers_otherwise_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One left over from another version would compute nonsense: its operations or structs are others."""
+    for name, value in (
+        ("OPERATIONS", (*library.OPERATIONS[1:], library.OPERATIONS[0])),
+        ("KINDS", library.KINDS[:-1]),
+        ("ACTIVATIONS", ("tanh", *library.ACTIVATIONS)),
+        ("TOGETHER", 8),
+        ("BatchStruct", library.Program),
+    ):
+        with monkeypatch.context() as changed, caplog.at_level(logging.WARNING, logger="paceline"):
+            changed.setattr(library, name, value)
+            assert library.library.__wrapped__() is None, name
+    assert len(caplog.records) == 5 and all("another version" in record.message for record in caplog.records)
+    assert library.library.__wrapped__() is not None
 
 
 @pytest.mark.usefixtures("unbuilt")

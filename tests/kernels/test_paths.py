@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -249,35 +249,33 @@ def test_a_forked_child_computes_with_threads_of_its_own(parent: str, tmp_path: 
     assert (done.returncode, done.stdout.strip()) == (0, "forked"), done.stderr[-2000:]
 
 
-def progress_during(call: Callable[[], Any]) -> int:
-    """How often another Python thread came around while `call` ran, if threads only give way of their own accord."""
-    turns, stop = [0], threading.Event()
+def came_around(call: Callable[[], Any], most: int) -> bool:
+    """Whether another Python thread ran during one of `most` calls, if threads give way of their own accord only.
 
-    def turn() -> None:
-        while not stop.is_set():
-            turns[0] += 1
-            time.sleep(0)
-
-    before_interval = sys.getswitchinterval()
-    other = threading.Thread(target=turn)
+    Between the calls nothing lets go of the lock, so a thread that runs at all runs during a call. How soon the system
+    lets it run is its affair: the calls are repeated until it did.
+    """
+    ran = threading.Event()
+    interval = sys.getswitchinterval()
     sys.setswitchinterval(1000.0)
     try:
-        other.start()
-        before = turns[0]
-        call()
-        return turns[0] - before
+        _thread.start_new_thread(ran.set, ())  # Thread.start would wait for it, and so let it run
+        for _ in range(most):
+            call()
+            if ran.is_set():
+                return True
+        return False
     finally:
-        stop.set()
-        sys.setswitchinterval(before_interval)
-        other.join()
+        sys.setswitchinterval(interval)
+        ran.wait()
 
 
 def test_other_python_threads_run_during_a_call() -> None:
     found = library()
     assert found is not None
-    x = torch.zeros(1 << 24)  # some tens of milliseconds
+    x = torch.zeros(1 << 22)
     arguments = (x.data_ptr(), x.numel(), x.data_ptr())
     holding = ctypes.PyDLL(str(Path(native_library.__file__).with_name(native_library.NAME)))
     holding.paceline_exp.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
-    assert progress_during(lambda: holding.paceline_exp(*arguments)) == 0, "the control holds the lock and saw progress"
-    assert progress_during(lambda: found.paceline_exp(*arguments)) > 0
+    assert not came_around(lambda: holding.paceline_exp(*arguments), 5), "the control holds the lock, so none may run"
+    assert came_around(lambda: found.paceline_exp(*arguments), 100_000)

@@ -10,9 +10,9 @@ from torch import Tensor
 from paceline.drafters.tree import Proposal, paths
 from paceline.kernels.cpu.library import library
 from paceline.kernels.eager import EagerForward
-from paceline.kernels.ops import Heads
+from paceline.kernels.ops import Heads, Inputs
 from paceline.kernels.reference import ReferenceForward, reference_attention, reference_linear
-from paceline.models.batch import Batch, Work, pack
+from paceline.models.batch import Batch, Nodes, Work, pack
 from tests.kernels.tiny import BLOCK_SIZE, CONFIGS, CPU, VOCAB, Table, load, random_tree, tokens
 
 TOLERANCE = 1e-4
@@ -94,8 +94,8 @@ def attention_batch(rng: np.random.Generator, with_first: bool, with_trees: bool
     ]
     # At most the first row's own position, so that every row sees something.
     first = torch.tensor([int(rng.integers(0, item.start + 1)) for item in work]) if with_first else None
-    nodes = (proposal.tokens, paths(proposal.parents) if with_trees else None)
-    return pack(work, table.slots, BLOCK_SIZE, nodes, first), table
+    nodes = Nodes(proposal.tokens, proposal.sizes, proposal.paths() if with_trees else None)
+    return pack(work, table.slots, BLOCK_SIZE, nodes, first=first), table
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 64])
@@ -110,8 +110,9 @@ def test_torch_attention_is_the_reference_s(with_first: bool, with_trees: bool, 
         keys, values = table.cache.layers[0]
         keys.copy_(torch.from_numpy(rng.standard_normal(keys.shape).astype(np.float32)))
         values.copy_(torch.from_numpy(rng.standard_normal(values.shape).astype(np.float32)))
-        found = EagerForward(batch.ids, batch.layout, table.cache.layers, ()).attention(qkv, heads, 0, window)
-        wanted = ReferenceForward(batch.ids, batch.layout, table.cache.layers, ()).attention(qkv, heads, 0, window)
+        inputs = Inputs(batch.ids, batch.layout)
+        found = EagerForward(inputs, table.cache.layers, ()).attention(qkv, heads, 0, window)
+        wanted = ReferenceForward(inputs, table.cache.layers, ()).attention(qkv, heads, 0, window)
         assert (found - wanted).abs().max() <= 1e-5
 
 
@@ -137,7 +138,7 @@ def test_reference_attention_is_a_softmax_over_what_a_row_may_see(with_first: bo
     for window in (None, 3):
         batch, table = attention_batch(rng, with_first, with_trees=True)
         qkv = torch.from_numpy(rng.standard_normal((len(batch.ids), 8 * 8)).astype(np.float32))
-        forward = ReferenceForward(batch.ids, batch.layout, table.cache.layers, ())
+        forward = ReferenceForward(Inputs(batch.ids, batch.layout), table.cache.layers, ())
         found = forward.attention(qkv, heads, 0, window).view(-1, 4, 8)
         keys, values = (cache.double() for cache in table.cache.layers[0])
         for row in range(len(batch.ids)):
@@ -177,8 +178,8 @@ def test_the_reference_operations_are_registered_whole() -> None:
         torch.library.opcheck(reference_linear, arguments, test_utils=tests)
     query, keys, values = torch.randn(2, 4, 8), torch.randn(32, 2, 8), torch.randn(32, 2, 8)
     lines = [torch.arange(5), torch.tensor([9, 3, 30])]
-    for window in (None, 2):
-        torch.library.opcheck(reference_attention, (query, keys, values, lines, window, 0.3), test_utils=tests)
+    for softcap in (None, 2.0):
+        torch.library.opcheck(reference_attention, (query, keys, values, lines, 0.3, softcap), test_utils=tests)
 
 
 def test_the_fake_implementations_give_shapes_without_computing() -> None:
@@ -191,7 +192,7 @@ def test_the_fake_implementations_give_shapes_without_computing() -> None:
             torch.empty(9, 2, 8),
             torch.empty(9, 2, 8),
             [torch.empty(3, dtype=torch.int64)] * 2,
-            None,
             0.5,
+            None,
         )
     assert product.shape == (7, 5) and looked.shape == (2, 4, 8)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline.drafters.tree import Proposal, paths
 from paceline.kernels.cpu.library import library
+from paceline.kernels.ops import TOGETHER
 from paceline.models import loader
 from paceline.models.batch import Work
 from tests.kernels.tiny import CPU, GATED, VOCAB, Table, path_of, random_tree, same_bits, tokens
@@ -130,7 +131,12 @@ def rows_of(tensor: Tensor, are_keys: bool) -> Tensor:
     if not are_keys:
         return tensor.clone()
     rows, heads, width = tensor.shape
-    return tensor.transpose(0, 1).reshape(heads, rows // 16, width, 16).permute(1, 3, 0, 2).reshape(rows, heads, width)
+    return (
+        tensor.transpose(0, 1)
+        .reshape(heads, rows // TOGETHER, width, TOGETHER)
+        .permute(1, 3, 0, 2)
+        .reshape(rows, heads, width)
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -149,5 +155,5 @@ def test_rows_are_moved_as_if_all_were_read_first(name: str) -> None:
 def test_a_cache_that_lies_otherwise_is_refused() -> None:
     table = table_of("128")
     table.cache.layers = [(keys.contiguous(), values) for keys, values in table.cache.layers]
-    with pytest.raises(ValueError, match="sixteen at a time"):
+    with pytest.raises(ValueError, match="16 at a time"):
         table.run([Work(0, 0, 3)])

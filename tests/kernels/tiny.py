@@ -19,7 +19,7 @@ from paceline.cache.slots import Slots
 from paceline.kernels.blocks import BLOCKS, Blocks
 from paceline.kernels.cpu.library import library
 from paceline.models import loader
-from paceline.models.batch import Work, pack
+from paceline.models.batch import Batch, Nodes, Work, pack
 from tests.models.gguf_files import SCALES, their_name
 from tests.models.gguf_files import write as write_gguf
 
@@ -151,12 +151,11 @@ class Table:
         pages = -(-longest // block_size)
         self.slots = Slots(num_slots, longest, pages, CPU)
         self.cache = KVCache(PagePool(num_slots * pages, block_size), CPU)
-        shape = loaded.config
-        self.cache.layers = self.cache.add_layers(shape.num_layers, shape.num_kv_heads, shape.head_dim, torch.float32)
+        self.cache.layers = self.cache.add_layers(loaded.model.layer_specs(torch.float32))
         for keys, values in self.cache.layers:  # what was never written must not be read
             keys.fill_(1e3)
             values.fill_(-1e3)
-        order = np.random.default_rng(7).permutation(num_slots * pages).reshape(num_slots, pages)
+        order = 1 + np.random.default_rng(7).permutation(num_slots * pages).reshape(num_slots, pages)
         for slot in range(num_slots):
             self.slots.pages.write(slot, 0, order[slot].tolist())
 
@@ -170,8 +169,16 @@ class Table:
         taps: tuple[int, ...] = (),
         first: Tensor | None = None,
     ) -> Any:
-        batch = pack(work, self.slots, self.block_size, nodes, first)
-        return self.loaded.model.forward(batch, self.cache.layers, taps)
+        return self.loaded.model.forward(self.pack(work, nodes, first), self.cache.layers, taps)
+
+    def pack(
+        self, work: list[Work], nodes: tuple[Tensor, Tensor | None] | None = None, first: Tensor | None = None
+    ) -> Batch:
+        given = None
+        if nodes is not None:
+            drafted, paths = nodes
+            given = Nodes(drafted, torch.tensor([item.num_nodes for item in work[: len(drafted)]]), paths)
+        return pack(work, self.slots, self.block_size, given, first=first)
 
     def one_by_one(self, slot: int, start: int, stop: int) -> Tensor:
         """Final states of positions start … stop-1, a row at a time."""

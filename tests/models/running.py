@@ -19,8 +19,7 @@ def run(loaded: loader.Loaded, ids: list[int], chunks: list[int], taps: tuple[in
     """Logits and tapped states of all positions, the sequence's pages out of order."""
     slots = Slots(2, 64, 8, CPU)
     cache = KVCache(PagePool(16, 16), CPU)
-    shape = loaded.config
-    cache.layers = cache.add_layers(shape.num_layers, shape.num_kv_heads, shape.head_dim, torch.float32)
+    cache.layers = cache.add_layers(loaded.model.layer_specs(torch.float32))
     slots.begin(1, ids, len(ids))
     slots.pages.write(1, 0, [5, 2, 9])
     logits, tapped, start = [], [], 0

@@ -62,10 +62,10 @@ class Case:
         return len(self.path(node))
 
 
-def make_state(cases: list[Case], vocab_size: int) -> SamplerState:
+def make_state(cases: list[Case], vocab_size: int, device: torch.device = CPU) -> SamplerState:
     """Case i sits in slot i."""
-    table = Slots(len(cases), max(case.length for case in cases) + 32, 4, CPU)
-    state = SamplerState(table, vocab_size, CPU)
+    table = Slots(len(cases), max(case.length for case in cases) + 32, 4, device)
+    state = SamplerState(table, vocab_size, device)
     for slot, case in enumerate(cases):
         table.begin(slot, [*case.prompt, *case.output], len(case.prompt))
         state.set(slot, case.params, case.words, case.seed, case.sample)
@@ -87,9 +87,9 @@ def make_rows(cases: list[Case]) -> tuple[Rows, list[tuple[int, int]]]:
 
 def one_row(rows: Rows, row: int) -> Rows:
     """A row by itself, its path cut to its own depth."""
-    depth = int((rows.path[row] >= 0).sum())
+    depth = int((rows.drafted[row] >= 0).sum())
     slot = int(rows.slots[row])
-    return Rows(rows.slots[row : row + 1], [slot], rows.positions[row : row + 1], rows.path[row : row + 1, :depth])
+    return Rows(rows.slots[row : row + 1], [slot], rows.positions[row : row + 1], rows.drafted[row : row + 1, :depth])
 
 
 def random_tree(draws: np.random.Generator, nodes: int, vocab_size: int) -> tuple[list[int], list[int]]:

@@ -16,19 +16,19 @@ import transformers
 from torch import Tensor
 
 from paceline import LLM, SamplingParams
+from paceline.drafters.base import Drawn
 from paceline.drafters.draft_model import DraftModel
 from paceline.engine import engine
 from paceline.engine.context import DraftContext
 from paceline.engine.sequence import Sequence
-from paceline.sampling import noise, processors
-from paceline.sampling import verify as rules
+from paceline.sampling import noise, processors, rules
 from paceline.sampling.noise import Keys
 from paceline.sampling.state import Rows, SamplerState
 from paceline.sampling.verify import Judged
-from tests.sampling.test_distribution import SHAPES, chain_of, check_spoken, check_text, make_llm, speak
-from tests.sampling.test_noise import check_independent, unit_of, walk_bits
-from tests.sampling.test_processors import ALL, check_pipeline
-from tests.sampling.test_verify import check_same_coins, check_thresholds, check_walk
+from tests.sampling.noises import check_independent, unit_of, walk_bits
+from tests.sampling.pipelines import ALL, check_pipeline
+from tests.sampling.spoken import SHAPES, chain_of, check_spoken, check_text, make_llm, speak
+from tests.sampling.verdicts import check_same_coins, check_thresholds, check_walk
 
 Patch = pytest.MonkeyPatch
 
@@ -123,14 +123,14 @@ def the_residual_is_p(patch: Patch) -> None:
 def children_are_tried_in_the_wrong_order(patch: Patch) -> None:
     real = DraftContext._append
 
-    def append(self: DraftContext, picked: Tensor, parents: Tensor, path: Tensor) -> None:
-        real(self, picked.flip(1), parents, path)
+    def append(self: DraftContext, picked: Tensor, parents: Tensor, path: Tensor) -> Drawn:
+        return real(self, picked.flip(2), parents, path)
 
     patch.setattr(DraftContext, "_append", append)
 
 
 def the_likeliest_draft_is_judged_as_if_drawn(patch: Patch) -> None:
-    patch.setattr(DraftContext, "_perturbed", lambda self, processed, rows: processed)
+    patch.setattr(DraftContext, "_perturbed", lambda self, processed, rows, lengths: processed)
 
 
 def scratch_nodes_may_be_accepted(patch: Patch) -> None:
@@ -163,8 +163,8 @@ def penalties_ignore_the_draft(patch: Patch) -> None:
     real = processors._counts
 
     def stale(rows: Rows, state: SamplerState, vocab_size: int) -> tuple[Tensor, Tensor]:
-        depth = (rows.path >= 0).sum(1)
-        return real(replace(rows, path=rows.path[:, :0], positions=rows.positions - depth), state, vocab_size)
+        depth = (rows.drafted >= 0).sum(1)
+        return real(replace(rows, drafted=rows.drafted[:, :0], positions=rows.positions - depth), state, vocab_size)
 
     patch.setattr(processors, "_counts", stale)
 
@@ -173,8 +173,8 @@ def bad_words_ignore_the_draft(patch: Patch) -> None:
     real = processors._tail
 
     def stale(rows: Rows, state: SamplerState, count: int) -> Tensor:
-        depth = (rows.path >= 0).sum(1)
-        return real(replace(rows, path=rows.path[:, :0], positions=rows.positions - depth), state, count)
+        depth = (rows.drafted >= 0).sum(1)
+        return real(replace(rows, drafted=rows.drafted[:, :0], positions=rows.positions - depth), state, count)
 
     patch.setattr(processors, "_tail", stale)
 
@@ -257,8 +257,8 @@ def test_tokens_kept_after_a_stop_inside_an_accepted_run_are_caught() -> None:
 def the_drafts_noise_is_one_position_late(patch: Patch) -> None:
     real = DraftContext._perturbed
 
-    def late(self: DraftContext, processed: Tensor, rows: Rows) -> Tensor:
-        return real(self, processed, replace(rows, positions=rows.positions + 1))
+    def late(self: DraftContext, processed: Tensor, rows: Rows, lengths: Tensor) -> Tensor:
+        return real(self, processed, replace(rows, positions=rows.positions + 1), lengths)
 
     patch.setattr(DraftContext, "_perturbed", late)
 

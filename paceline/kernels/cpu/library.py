@@ -10,11 +10,18 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int6
 from pathlib import Path
 from typing import Any
 
+from paceline.kernels.ops import ACTIVATIONS, TOGETHER
+
 log = logging.getLogger("paceline")
 
 NAME = "_native.so"
-SOURCES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")  # as numbered in pack.h
-KINDS = ("W4", "W5", "W8", "K4", "K5", "K6", "F32", "BF16")  # as numbered in packed.h
+# Numbered on both sides; a library that numbers otherwise is not used (`agreement`).
+SOURCES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+KINDS = ("W4", "W5", "W8", "K4", "K5", "K6", "F32", "BF16")
+OPERATIONS = (
+    *("embed", "input", "positions", "quantise", "linear", "rms_norm", "layer_norm", "activation", "gated"),
+    *("add", "multiply", "scale", "concat", "columns", "head_norm", "rope", "store", "attention", "tap"),
+)
 
 
 class Segment(Structure):
@@ -28,9 +35,9 @@ class WeightStruct(Structure):
 class Op(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("code", "a", "b", "out")),
-        *((name, c_int64) for name in ("n0", "n1", "n2", "n3")),
+        *((name, c_int64) for name in ("n0", "n1", "n2", "n3", "n4", "n5")),
         ("f", c_float),
-        ("pad", c_float),
+        ("g", c_float),
         ("w0", c_void_p),
         ("w1", c_void_p),
     ]
@@ -40,6 +47,10 @@ class Buffer(Structure):
     _fields_ = [("offset", c_int64), ("width", c_int64)]
 
 
+class Layer(Structure):
+    _fields_ = [("keys", c_void_p), ("values", c_void_p), *((n, c_int64) for n in ("rows", "heads", "width"))]
+
+
 class Program(Structure):
     _fields_ = [
         ("ops", POINTER(Op)),
@@ -47,6 +58,7 @@ class Program(Structure):
         ("buffers", POINTER(Buffer)),
         ("num_buffers", c_int64),
         ("row_floats", c_int64),
+        ("num_bounds", c_int64),
     ]
 
 
@@ -55,9 +67,9 @@ class BatchStruct(Structure):
         ("rows", c_int64),
         *((n, c_void_p) for n in ("ids", "slots", "positions", "tree_base", "path", "first", "write", "page_table")),
         *((n, c_int64) for n in ("path_width", "table_width", "block_size")),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("head_stride", c_int64),
+        ("layers", c_void_p),
+        ("named", c_void_p),
+        ("bounds", c_void_p),
         ("final_buffer", c_int64),
         ("final_out", c_void_p),
         ("taps", c_void_p),
@@ -74,12 +86,13 @@ class BatchStruct(Structure):
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "paceline_agreement": (c_char_p, []),
     "paceline_path": (c_char_p, []),
     "paceline_select": (c_int, [c_char_p]),
     "paceline_threads": (None, [c_int]),
     "paceline_num_threads": (c_int, []),
     "paceline_kind": (c_int, [c_int]),
-    "paceline_tile_bytes": (c_int64, [c_int, c_int64]),
+    "paceline_weight_bytes": (c_int64, [c_int, c_int64, c_int64]),
     "paceline_row_bytes": (c_int64, [c_int, c_int64]),
     "paceline_pack": (None, [c_int, c_void_p, c_int64, c_int64, c_void_p]),
     "paceline_pack_dense": (None, [c_int, c_void_p, c_int64, c_int64, c_void_p]),
@@ -89,9 +102,16 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "paceline_gumbel": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
     "paceline_embed": (None, [POINTER(WeightStruct), c_void_p, c_int64, c_void_p]),
     "paceline_linear": (None, [POINTER(WeightStruct), c_void_p, c_int64, c_void_p, c_void_p]),
-    "paceline_keep": (None, [c_void_p, c_void_p, *(4 * [c_int64]), c_void_p, c_void_p, c_int64]),
+    "paceline_keep": (None, [POINTER(Layer), c_int64, c_void_p, c_void_p, c_int64]),
     "paceline_run": (None, [POINTER(Program), POINTER(BatchStruct)]),
 }
+
+
+def agreement() -> str:
+    """What the library must say too: names in their order, sizes of the structs, the rows that lie together."""
+    names = [name.upper() for names in (OPERATIONS, KINDS, SOURCES, ACTIVATIONS) for name in names]
+    structs = (Segment, WeightStruct, Op, Buffer, Layer, Program, BatchStruct)
+    return "".join(f"{word} " for word in (*names, *map(ctypes.sizeof, structs), TOGETHER))
 
 
 @functools.cache
@@ -104,9 +124,10 @@ def library() -> ctypes.CDLL | None:
     loaded = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(loaded, name, None)
-        if function is None:
+        if function is not None:
+            function.restype, function.argtypes = result, arguments
+        if function is None or (name == "paceline_agreement" and function().decode() != agreement()):
             log.warning("paceline's native kernels are of another version (install it again); the torch ones are used")
             return None
-        function.restype, function.argtypes = result, arguments
     loaded.paceline_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     return loaded

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from paceline.errors import OptionError
-from paceline.kernels.cpu.library import KINDS, SOURCES, BatchStruct, Segment, WeightStruct, library
-from paceline.kernels.cpu.recording import Pointers, Recording
-from paceline.kernels.ops import Describes, Head, Hidden, Inputs, LayerCache, Packed, Weight
+from paceline.kernels.cpu.library import KINDS, SOURCES, BatchStruct, Layer, Segment, WeightStruct, library
+from paceline.kernels.cpu.recording import Recording
+from paceline.kernels.ops import TOGETHER, Describes, Head, Hidden, Inputs, LayerCache, Packed, Weight
 from paceline.kernels.quantise import quantise
 
+_CPU = torch.device("cpu")
 _ALIGNED = 64
 _SLAB = 8 * 2**20
 
@@ -64,6 +65,43 @@ class Arena:
         return self._slab[self._used - size : self._used]
 
 
+class Layers:
+    """Where some cache layers lie, as the library wants to be told; each has its own heads and width."""
+
+    def __init__(self, caches: Sequence[LayerCache]) -> None:
+        self.caches = caches
+        self._fits: Recording | None = None
+        for layer in caches:
+            rows, _, width = shape = layer[0].shape
+            lies = (width, rows * width, 1)  # a head's rows side by side
+            if (
+                len(layer) != 2
+                or rows % TOGETHER
+                or any(t.dtype != torch.float32 or t.shape != shape or t.stride() != lies for t in layer)
+            ):
+                raise ValueError(
+                    "the native kernels need layers of keys and values of one shape: a float32 cache, its rows head by "
+                    f"head and {TOGETHER} at a time"
+                )
+        self.array = (Layer * len(caches))(*(Layer(k.data_ptr(), v.data_ptr(), *k.shape) for k, v in caches))
+        self.address = ctypes.addressof(self.array)
+
+    def check(self, recording: Recording) -> None:
+        """The layers a description looks at are there, in the shapes it says."""
+        if self._fits is recording:
+            return
+        for number, (heads, width) in recording.looks.items():
+            if not 0 <= number < len(self.caches):
+                raise ValueError(f"the description looks at cache layer {number}; given: {len(self.caches)} layers")
+            found = tuple(self.caches[number][0].shape[1:])
+            if found != (heads, width):
+                raise ValueError(
+                    f"cache layer {number} holds {found[0]} heads of {found[1]} values, but the description looks at "
+                    f"{heads} of {width}"
+                )
+        self._fits = recording
+
+
 class NativeOps:
     name = "native"
 
@@ -75,7 +113,7 @@ class NativeOps:
         self.library = found
         self._arena = Arena()
         self._recordings: weakref.WeakKeyDictionary[Any, Recording] = weakref.WeakKeyDictionary()
-        self._pointers: Pointers | None = None
+        self._layers: Layers | None = None
 
     def pack(self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device) -> Weight:
         if device.type != "cpu" or dtype != torch.float32:
@@ -111,17 +149,18 @@ class NativeOps:
         return kind, tiles, rows
 
     def _tiles(self, kind: int, rows: int, columns: int) -> np.ndarray[Any, Any]:
-        return self._arena.take(-(-rows // 16) * int(self.library.paceline_tile_bytes(kind, columns)))
+        return self._arena.take(int(self.library.paceline_weight_bytes(kind, rows, columns)))
 
     def embed(self, weight: Weight, ids: Tensor) -> Tensor:
-        out = torch.empty(len(ids), weight.shape[1])
+        out = floats(len(ids), weight.shape[1])
         ids = ids.contiguous()
         self.library.paceline_embed(weight.data.struct, ids.data_ptr(), len(ids), out.data_ptr())
         return out
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-        x = x.contiguous()
-        out = torch.empty(len(x), weight.shape[0])
+        x = x.to(torch.float32).contiguous()
+        out = floats(len(x), weight.shape[0])
+        bias = None if bias is None else bias.to(torch.float32).contiguous()
         address = None if bias is None else bias.data_ptr()
         self.library.paceline_linear(weight.data.struct, x.data_ptr(), len(x), address, out.data_ptr())
         return out
@@ -135,14 +174,15 @@ class NativeOps:
         recording = self._recordings.get(model)
         if recording is None:
             recording = self._recordings[model] = Recording(model)
-        layout, lines = inputs.layout, self._lines_of(caches)
-        named = (inputs.ids, layout.slots, layout.positions, layout.tree_base, layout.path, layout.first, layout.write)
-        held = [None if tensor is None else tensor.contiguous() for tensor in (*named, layout.page_table)]
-        hidden = Hidden(torch.empty(len(inputs.ids), recording.width), None)
-        batch = BatchStruct(len(inputs.ids), *(None if tensor is None else tensor.data_ptr() for tensor in held))
-        batch.path_width = 0 if layout.path is None else layout.path.shape[1]
-        batch.table_width, batch.block_size = layout.page_table.shape[1], layout.block_size
-        batch.keys, batch.values, batch.head_stride = lines.keys, lines.values, lines.head_stride
+        recording.check(inputs)
+        layers = self._layers_of(caches)
+        layers.check(recording)
+        batch, tensors = _batch_of(inputs)
+        held: list[Any] = [tensors]
+        if recording.asks:
+            held.append(_hand_over(batch, inputs, recording))
+        hidden = Hidden(floats(batch.rows, recording.width), None)
+        batch.layers = layers.address
         batch.final_buffer, batch.final_out = recording.final, hidden.final.data_ptr()
         if taps:
             held.append(_ask_for_taps(batch, hidden, taps, recording))
@@ -152,24 +192,49 @@ class NativeOps:
         return hidden
 
     def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
-        if not caches:
-            return
-        lines, source, target = self._lines_of(caches), source.contiguous(), target.contiguous()
-        shape = len(caches), lines.num_heads, lines.width, lines.head_stride
-        self.library.paceline_keep(lines.keys, lines.values, *shape, source.data_ptr(), target.data_ptr(), len(source))
+        source, target = source.contiguous(), target.contiguous()
+        rows = source.data_ptr(), target.data_ptr(), len(source)
+        self.library.paceline_keep(self._layers_of(caches).array, len(caches), *rows)
 
-    def _lines_of(self, caches: Sequence[LayerCache]) -> Pointers:
+    def _layers_of(self, caches: Sequence[LayerCache]) -> Layers:
         """Addresses of the cache layers, made again only when they are others."""
-        found = self._pointers
+        found = self._layers
         if found is None or found.caches is not caches:
-            found = self._pointers = Pointers(caches)
+            found = self._layers = Layers(caches)
         return found
+
+
+def floats(*shape: int) -> Tensor:
+    """Memory for the library to write to: float32 on the CPU, whatever torch's defaults are."""
+    return torch.empty(shape, dtype=torch.float32, device=_CPU)
+
+
+def _batch_of(inputs: Inputs) -> tuple[BatchStruct, list[Tensor | None]]:
+    """Ids and layout as the library reads them, and what must be held meanwhile."""
+    layout, tensors = inputs.layout, [inputs.ids]
+    if layout is not None:
+        tensors += [layout.slots, layout.positions, layout.tree_base, layout.path, layout.first, layout.write]
+        tensors.append(layout.page_table)
+    held = [None if tensor is None else tensor.contiguous() for tensor in tensors]
+    batch = BatchStruct(inputs.num_rows, *(None if tensor is None else tensor.data_ptr() for tensor in held))
+    if layout is not None:
+        batch.path_width = 0 if layout.path is None else layout.path.shape[1]
+        batch.table_width, batch.block_size = layout.page_table.shape[1], layout.block_size
+    return batch, held
+
+
+def _hand_over(batch: BatchStruct, inputs: Inputs, recording: Recording) -> list[Any]:
+    """The named inputs, as arrays of addresses."""
+    named, bounds = recording.inputs_of(inputs)
+    arrays = [(ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors)) for tensors in (named, bounds)]
+    batch.named, batch.bounds = (ctypes.addressof(array) for array in arrays)
+    return [named, bounds, arrays]
 
 
 def _ask_for_taps(batch: BatchStruct, hidden: Hidden, taps: tuple[int, ...], recording: Recording) -> Tensor:
     offsets = list(accumulate((recording.taps[tap] for tap in taps), initial=0))
-    wanted = torch.tensor([taps, offsets[:-1]], dtype=torch.int64)
-    hidden.tapped = torch.empty(batch.rows, offsets[-1])
+    wanted = torch.tensor([taps, offsets[:-1]], dtype=torch.int64, device="cpu")
+    hidden.tapped = floats(batch.rows, offsets[-1])
     batch.taps, batch.tap_offsets = wanted.data_ptr(), wanted.data_ptr() + 8 * len(taps)
     batch.num_taps, batch.tap_width, batch.tapped_out = len(taps), offsets[-1], hidden.tapped.data_ptr()
     return wanted
@@ -177,9 +242,10 @@ def _ask_for_taps(batch: BatchStruct, hidden: Hidden, taps: tuple[int, ...], rec
 
 def _ask_for_logits(batch: BatchStruct, hidden: Hidden, head: Head) -> Tensor:
     rows = head.rows.contiguous()
-    hidden.logits = torch.empty(len(rows), head.weight.shape[0])
-    hidden.best = torch.empty(len(rows), dtype=torch.int64)
-    batch.head, batch.head_rows, batch.num_head_rows = head.weight.data.address, rows.data_ptr(), len(rows)
+    count = rows.shape[0]
+    hidden.logits = floats(count, head.weight.shape[0])
+    hidden.best = torch.empty(count, dtype=torch.int64, device=_CPU)
+    batch.head, batch.head_rows, batch.num_head_rows = head.weight.data.address, rows.data_ptr(), count
     batch.logits_out, batch.best_out = hidden.logits.data_ptr(), hidden.best.data_ptr()
     return rows
 

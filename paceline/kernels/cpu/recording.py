@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.kernels.cpu.library import Buffer, Op, Program
-from paceline.kernels.ops import ACTIVATIONS, FINAL, TOGETHER, Describes, Heads, LayerCache, Weight
+from paceline.kernels.cpu.library import OPERATIONS, Buffer, Op, Program
+from paceline.kernels.ops import ACTIVATIONS, FINAL, Describes, Heads, Inputs, Weight
 
-# As numbered in program.h.
-CODES = (
-    "embed",
-    "positions",
-    "quantise",
-    "linear",
-    "rms_norm",
-    "layer_norm",
-    "activation",
-    "gated",
-    "add",
-    "head_norm",
-    "rope",
-    "store",
-    "attention",
-    "tap",
-)
 NOTHING = -1
-WINDOW_SHIFT = 16  # attention's n3: layer, and the window above it
 
 
 class Value:
@@ -48,15 +30,18 @@ class Recorder:
         self.widths: list[int] = []
         self.taps: dict[int, int] = {}  # boundary → width
         self.held: list[Any] = []  # tensors and weights the program points at
+        self.named: dict[str, int] = {}  # inputs by name → width, in the order they are handed over
+        self.bounds: list[str] = []  # the same of those that say how far a row sees
+        self.looks: dict[int, tuple[int, int]] = {}  # cache layer → its heads and their width
 
     def _op(self, code: str, width: int, a: Value | None = None, b: Value | None = None, **values: Any) -> Value:
         result = Value(len(self.widths), width)
         self.widths.append(width)
         numbers = {"a": NOTHING if a is None else a.number, "b": NOTHING if b is None else b.number}
-        self.ops.append({"code": CODES.index(code), "out": result.number, **numbers, **values})
+        self.ops.append({"code": OPERATIONS.index(code), "out": result.number, **numbers, **values})
         return result
 
-    def _keep(self, tensor: Tensor) -> int:
+    def _address(self, tensor: Tensor) -> int:
         own = tensor.detach().to(torch.float32).contiguous()
         self.held.append(own)
         return own.data_ptr()
@@ -69,19 +54,29 @@ class Recorder:
     def embed(self, weight: Weight) -> Value:
         return self._op("embed", weight.shape[1], w0=self._weight(weight))
 
+    def input(self, name: str, width: int) -> Value:
+        if self.named.setdefault(name, width) != width:
+            raise ValueError(f"input {name!r} is asked for with {self.named[name]} and with {width} values a row")
+        return self._op("input", width, n0=list(self.named).index(name))
+
     def add_positions(self, x: Value, table: Tensor, offset: int) -> Value:
-        return self._op("positions", x.width, x, n0=offset, w0=self._keep(table))
+        _check_width("add_positions", x, table.shape[1])
+        return self._op("positions", x.width, x, n0=offset, w0=self._address(table))
 
     def linear(self, x: Value, weight: Weight, bias: Tensor | None) -> Value:
-        extra: dict[str, Any] = {} if bias is None else {"w1": self._keep(bias)}
+        extra: dict[str, Any] = {} if bias is None else {"w1": self._address(bias)}
+        _check_width("linear", x, weight.shape[1])
         self._op("quantise", 0, x, w0=self._weight(weight))
         return self._op("linear", weight.shape[0], x, w0=self._weight(weight), **extra)
 
-    def rms_norm(self, x: Value, weight: Tensor, eps: float) -> Value:
-        return self._op("rms_norm", x.width, x, f=eps, w0=self._keep(weight))
+    def rms_norm(self, x: Value, weight: Tensor, eps: float, bias: Tensor | None = None) -> Value:
+        _check_width("rms_norm", x, len(weight))
+        extra: dict[str, Any] = {} if bias is None else {"w1": self._address(bias)}
+        return self._op("rms_norm", x.width, x, f=eps, w0=self._address(weight), **extra)
 
     def layer_norm(self, x: Value, weight: Tensor, bias: Tensor, eps: float) -> Value:
-        return self._op("layer_norm", x.width, x, f=eps, w0=self._keep(weight), w1=self._keep(bias))
+        _check_width("layer_norm", x, len(weight))
+        return self._op("layer_norm", x.width, x, f=eps, w0=self._address(weight), w1=self._address(bias))
 
     def activation(self, x: Value, kind: str) -> Value:
         return self._op("activation", x.width, x, n0=ACTIVATIONS.index(kind))
@@ -90,22 +85,80 @@ class Recorder:
         return self._op("gated", x.width // 2, x, n0=ACTIVATIONS.index(kind))
 
     def add(self, x: Value, y: Value) -> Value:
+        _check_width("add", y, x.width)
         return self._op("add", x.width, x, y)
 
     def head_norm(self, qkv: Value, heads: Heads, query: Tensor, key: Tensor, eps: float) -> Value:
-        return self._op("head_norm", qkv.width, qkv, f=eps, w0=self._keep(query), w1=self._keep(key), **_shape(heads))
+        _check_heads("head_norm", qkv, heads)
+        return self._op(
+            "head_norm", qkv.width, qkv, f=eps, w0=self._address(query), w1=self._address(key), **_shape(heads)
+        )
+
+    def multiply(self, x: Value, y: Value) -> Value:
+        _check_width("multiply", y, x.width)
+        return self._op("multiply", x.width, x, y)
+
+    def scale(self, x: Value, factor: float) -> Value:
+        return self._op("scale", x.width, x, f=factor)
+
+    def concat(self, x: Value, y: Value) -> Value:
+        return self._op("concat", x.width + y.width, x, y)
+
+    def split(self, x: Value, sizes: Sequence[int]) -> list[Value]:
+        if sum(sizes) != x.width:
+            raise ValueError(f"a row of {x.width} values cannot be cut into {list(sizes)}")
+        starts = accumulate(sizes, initial=0)
+        return [self._op("columns", size, x, n0=start) for size, start in zip(sizes, starts)]
 
     def rope(self, qkv: Value, heads: Heads, cos: Tensor, sin: Tensor) -> Value:
-        return self._op("rope", qkv.width, qkv, w0=self._keep(cos), w1=self._keep(sin), **_shape(heads))
+        _check_heads("rope", qkv, heads)
+        if 2 * cos.shape[1] > heads.head_dim:
+            raise ValueError(f"tables of {cos.shape[1]} columns cannot turn heads of {heads.head_dim} values")
+        tables = {"w0": self._address(cos), "w1": self._address(sin)}
+        return self._op("rope", qkv.width, qkv, None, n3=cos.shape[1], **tables, **_shape(heads))
 
-    def attention(self, qkv: Value, heads: Heads, layer: int, window: int | None) -> Value:
-        place = {"n3": layer | (window or 0) << WINDOW_SHIFT, **_shape(heads)}
-        self._op("store", 0, qkv, **place)
-        return self._op("attention", heads.num_heads * heads.head_dim, qkv, **place)
+    def attention(
+        self,
+        qkv: Value,
+        heads: Heads,
+        layer: int,
+        window: int | None,
+        scale: float | None = None,
+        softcap: float | None = None,
+    ) -> Value:
+        _check_width("attention", qkv, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim)
+        self._op("store", 0, qkv, n3=layer, **_shape(heads))
+        return self._look(qkv, heads, scale, softcap, n3=layer, n4=window or 0)
+
+    def cross_attention(
+        self, q: Value, heads: Heads, layer: int, below: str, scale: float | None = None, softcap: float | None = None
+    ) -> Value:
+        _check_width("cross_attention", q, heads.num_heads * heads.head_dim)
+        if below not in self.bounds:
+            self.bounds.append(below)
+        return self._look(q, heads, scale, softcap, n3=layer, n5=1 + self.bounds.index(below))
+
+    def _look(self, q: Value, heads: Heads, scale: float | None, softcap: float | None, **places: int) -> Value:
+        self.looks[places["n3"]] = (heads.num_kv_heads, heads.head_dim)
+        numbers = {"f": scale or 0.0, "g": softcap or 0.0}  # 0: the usual scale, no cap
+        return self._op("attention", heads.num_heads * heads.head_dim, q, None, **numbers, **places, **_shape(heads))
 
     def tap(self, boundary: int, x: Value) -> None:
         self._op("tap", 0, x, n0=boundary)
         self.taps[boundary] = x.width
+
+
+def _check_width(word: str, x: Value, width: int) -> None:
+    """The library trusts widths: a row that is too narrow would be read beyond its end."""
+    if x.width != width:
+        raise ValueError(f"{word} was given a row of {x.width} values where {width} are needed")
+
+
+def _check_heads(word: str, qkv: Value, heads: Heads) -> None:
+    """Queries and keys at least: they are what is turned and normed."""
+    needed = (heads.num_heads + heads.num_kv_heads) * heads.head_dim
+    if qkv.width < needed:
+        raise ValueError(f"{word} was given a row of {qkv.width} values where {needed} are needed")
 
 
 def _shape(heads: Heads) -> dict[str, Any]:
@@ -120,35 +173,38 @@ class Recording:
         final = model.describe(recorder)
         recorder.tap(FINAL, final)
         self.width, self.taps = final.width, recorder.taps
-        self._held = recorder.held
+        self._held, self._named, self._bounds = recorder.held, recorder.named, recorder.bounds
+        self.looks = recorder.looks
+        codes = {OPERATIONS[op["code"]] for op in recorder.ops}
+        self._embeds, self._places = "embed" in codes, bool(codes & {"positions", "rope", "attention"})
         places, buffers = _assign(recorder, final)
         self.final = places[final.number]
         self._ops = (Op * len(recorder.ops))(*(self._struct(op, places) for op in recorder.ops))
         offsets = [sum(buffers[:i]) for i in range(len(buffers))]
         self._buffers = (Buffer * len(buffers))(*(Buffer(o, w) for o, w in zip(offsets, buffers)))
-        self.program = Program(self._ops, len(self._ops), self._buffers, len(buffers), sum(buffers))
+        sizes = len(buffers), sum(buffers), len(self._bounds)
+        self.program = Program(self._ops, len(self._ops), self._buffers, *sizes)
+
+    def check(self, inputs: Inputs) -> None:
+        if self._embeds and inputs.ids is None:
+            raise ValueError("the description embeds token ids, but it was run without any")
+        if self._places and inputs.layout is None:
+            raise ValueError("the description asks for positions or a cache layer, but it was run without a layout")
+
+    @property
+    def asks(self) -> bool:
+        """Whether it has inputs by name."""
+        return bool(self._named or self._bounds)
+
+    def inputs_of(self, inputs: Inputs) -> tuple[list[Tensor], list[Tensor]]:
+        """The named inputs and the bounds it asks for, as the library reads them."""
+        named = [inputs.find(name, width).to(torch.float32).contiguous() for name, width in self._named.items()]
+        return named, [inputs.find(name, None).contiguous() for name in self._bounds]
 
     @staticmethod
     def _struct(op: dict[str, Any], places: dict[int, int]) -> Op:
         named = {key: places.get(op[key], NOTHING) for key in ("a", "b", "out")}
         return Op(**{**op, **named})
-
-
-class Pointers:
-    """Where some cache layers lie, as the library wants to be told."""
-
-    def __init__(self, caches: Sequence[LayerCache]) -> None:
-        self.caches = caches
-        shape = caches[0][0].shape
-        rows, self.num_heads, self.width = shape
-        wanted = (self.width, rows * self.width, 1)  # a head's rows side by side
-        for tensor in (tensor for layer in caches for tensor in layer):
-            if tensor.dtype != torch.float32 or tensor.shape != shape or tensor.stride() != wanted or rows % TOGETHER:
-                raise ValueError("the native kernels need a float32 cache, its rows head by head and sixteen at a time")
-        kind = ctypes.c_void_p * len(caches)
-        self._arrays = [kind(*(layer[part].data_ptr() for layer in caches)) for part in (0, 1)]
-        self.keys, self.values = (ctypes.addressof(array) for array in self._arrays)
-        self.head_stride = rows * self.width
 
 
 def _assign(recorder: Recorder, final: Value) -> tuple[dict[int, int], list[int]]:

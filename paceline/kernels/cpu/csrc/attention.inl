@@ -6,18 +6,20 @@ struct Lines {
     std::vector<uint8_t> runs;    // how many from here on follow one another in one group of sixteen
     std::vector<int64_t> starts;  // [rows + 1]
 
-    void fill(const Batch& batch) {
+    // below: where each row's look ends, never behind its own position, all of it at its own place; nullptr: as the layout says.
+    void fill(const Batch& batch, const int64_t* below) {
         starts.resize(batch.rows + 1);
         int64_t total = 0;
         for (int64_t r = 0; r < batch.rows; ++r) {
             starts[r] = total;
-            total += std::max<int64_t>(0, batch.positions[r] + 1 - (batch.first ? batch.first[r] : 0));
+            total += std::max<int64_t>(0, below ? end_of(batch, below, r) : batch.positions[r] + 1 - (batch.first ? batch.first[r] : 0));
         }
         starts[batch.rows] = total;
         rows.resize(std::max<size_t>(rows.size(), size_t(total)));
         runs.resize(std::max<size_t>(runs.size(), size_t(total)));
         for (int64_t r = 0; r < batch.rows; ++r) {
-            fill_row(batch, r, rows.data() + starts[r]);
+            if (below) fill_line(batch, r, 0, end_of(batch, below, r), rows.data() + starts[r]);
+            else fill_row(batch, r, rows.data() + starts[r]);
             const int32_t* line = rows.data() + starts[r];
             uint8_t* run = runs.data() + starts[r];
             for (int64_t last = starts[r + 1] - starts[r] - 1, i = last; i >= 0; --i)
@@ -25,16 +27,26 @@ struct Lines {
         }
     }
 
-    static void fill_row(const Batch& batch, int64_t r, int32_t* to) {
+    static int64_t end_of(const Batch& batch, const int64_t* below, int64_t r) { return std::min(below[r], batch.positions[r] + 1); }
+
+    // Positions that lie at their own place, page by page; answers where it stopped.
+    static int32_t* fill_line(const Batch& batch, int64_t r, int64_t position, int64_t below, int32_t* to) {
         const int64_t* pages = batch.page_table + batch.slots[r] * batch.table_width;
-        const int64_t size = batch.block_size, last = batch.positions[r], base = batch.path ? batch.tree_base[r] : last + 1;
-        int64_t position = batch.first ? batch.first[r] : 0;
-        while (position <= last && position < base) {  // page by page
-            const int64_t page = position / size, end = std::min({(page + 1) * size, base, last + 1});
+        const int64_t size = batch.block_size;
+        while (position < below) {
+            const int64_t page = position / size, end = std::min((page + 1) * size, below);
             const int64_t shift = pages[page] * size - page * size;
             for (; position < end; ++position) *to++ = int32_t(position + shift);
         }
-        for (; position <= last; ++position) {  // its ancestors among the undecided nodes
+        return to;
+    }
+
+    static void fill_row(const Batch& batch, int64_t r, int32_t* to) {
+        const int64_t* pages = batch.page_table + batch.slots[r] * batch.table_width;
+        const int64_t size = batch.block_size, last = batch.positions[r], base = batch.path ? batch.tree_base[r] : last + 1;
+        const int64_t first = batch.first ? batch.first[r] : 0;
+        to = fill_line(batch, r, first, std::min(base, last + 1), to);
+        for (int64_t position = std::max(first, base); position <= last; ++position) {  // its ancestors among the undecided nodes
             const int64_t line = base + batch.path[r * batch.path_width + position - base];
             *to++ = int32_t(pages[line / size] * size + line % size);
         }
@@ -64,7 +76,7 @@ void group_rows(const Batch& batch, const Lines& lines, int64_t kv_heads, int th
 struct Frame {  // one run's tensors
     const Program& program;
     const Batch& batch;
-    const Lines& lines;
+    const std::vector<Lines>& lines;  // the layout's, then those of the bounds
     const std::vector<Group>& groups;
     float* floats;
     float* at(int32_t number, int64_t row = 0) const {
@@ -83,13 +95,16 @@ struct Attending {
     int64_t kv, step, stretches = 0;
 
     Attending(const Frame& f, const Op& o, const Group& g, int64_t head) : frame(f), op(o), group(g), kv(head), step(partial_floats(o.n2)) {
-        const int64_t layer = op.n3 & 0xFFFF, window = op.n3 >> 16, start = kv * frame.batch.head_stride;
-        look = {frame.batch.keys[layer] + start, frame.batch.values[layer] + start, op.n0 / op.n1, op.n2, group.count, {}};
+        const Layer& layer = frame.batch.layers[op.n3];
+        const Lines& lines = frame.lines[op.n5];
+        const int64_t start = kv * layer.stride();
+        const float scale = op.f > 0 ? op.f : 1.0f / std::sqrt(float(op.n2));
+        look = {layer.keys + start, layer.values + start, op.n0 / op.n1, op.n2, scale, op.g, group.count, {}};
         for (int i = 0; i < group.count; ++i) {
-            const int64_t r = group.first + i, end = frame.lines.starts[r + 1];
-            int64_t count = end - frame.lines.starts[r];
-            if (window > 0) count = std::min(count, window);
-            look.rows[i] = {frame.at(op.a, r) + kv * look.group * op.n2, frame.lines.rows.data() + end - count, frame.lines.runs.data() + end - count, count};
+            const int64_t r = group.first + i, end = lines.starts[r + 1];
+            int64_t count = end - lines.starts[r];
+            if (op.n4 > 0) count = std::min(count, op.n4);
+            look.rows[i] = {frame.at(op.a, r) + kv * look.group * op.n2, lines.rows.data() + end - count, lines.runs.data() + end - count, count};
             stretches = std::max(stretches, (count + STRETCH - 1) / STRETCH);
         }
     }
@@ -118,9 +133,12 @@ struct Attention {
     Floats partials;                 // [groups x kv heads, stretches, floats of one call]
     std::vector<std::atomic<int64_t>> left;  // [groups x kv heads] stretches not done yet
 
-    void prepare(const Program& program, const Lines& lines, int64_t rows, int64_t groups, int threads) {
+    void prepare(const Program& program, const std::vector<Lines>& all, int64_t rows, int64_t groups, int threads) {
         stretches = 0;
-        for (int64_t r = 0; r < rows; ++r) stretches = std::max(stretches, (lines.starts[r + 1] - lines.starts[r] + STRETCH - 1) / STRETCH);
+        for (int64_t which = 0; which <= program.num_bounds; ++which) {
+            const std::vector<int64_t>& starts = all[which].starts;
+            for (int64_t r = 0; r < rows; ++r) stretches = std::max(stretches, (starts[r + 1] - starts[r] + STRETCH - 1) / STRETCH);
+        }
         const int64_t units = groups * program.kv_heads();
         int64_t most = 0;
         for (int64_t i = 0; i < program.num_ops; ++i)

@@ -28,8 +28,6 @@ void quantise(Scratch& s, const Weight& w, const float* x, int64_t r, int64_t ro
     path().quantise(x, w.columns, s.row(r, w.columns), Scratch::height(r / PANEL * PANEL, rows));
 }
 
-int64_t tiles_of(const Segment& segment) { return (segment.rows + LANES - 1) / LANES; }
-
 // One tile, or a few neighbours, of one segment for some rows.
 struct Tiles {
     const Segment* segment;
@@ -37,7 +35,7 @@ struct Tiles {
     const uint8_t* data;
 
     Tiles(const Weight& w, int64_t number) : segment(w.segments), tile(number), first(0) {
-        while (tile >= tiles_of(*segment)) { tile -= tiles_of(*segment); first += segment->rows; ++segment; }
+        while (tile >= tiles_of(segment->rows)) { tile -= tiles_of(segment->rows); first += segment->rows; ++segment; }
         first += tile * LANES;
         data = segment->data + tile * tile_bytes(segment->kind, w.columns);
     }
@@ -55,7 +53,7 @@ constexpr int64_t LEAST_MANY = 64;  // rows; for fewer, unpacking the weights fi
 // All tiles of a weight for rows that are quantised already. Whole panels go to the path's function for many rows.
 void linear(Run& run, std::atomic<int64_t>& counter, const Weight& w, int64_t rows, float* out, const float* bias) {
     int64_t tiles = 0;
-    for (int64_t i = 0; i < w.num_segments; ++i) tiles += tiles_of(w.segments[i]);
+    for (int64_t i = 0; i < w.num_segments; ++i) tiles += tiles_of(w.segments[i].rows);
     const Scratch& scratch = run.scratch;
     const int64_t whole = path().many && rows >= LEAST_MANY ? rows / PANEL : 0, panels = (rows + PANEL - 1) / PANEL;
     const int64_t threads = run.pool.size(), least = whole && tiles >= 4 * MANY * threads ? MANY : 1;
@@ -65,7 +63,7 @@ void linear(Run& run, std::atomic<int64_t>& counter, const Weight& w, int64_t ro
         if (whole) run.local.resize(std::max<size_t>(run.local.size(), size_t(whole * PANEL * MANY * LANES)));
         for (int64_t unit = begin; unit < end;) {
             const Tiles here(w, unit);
-            const int64_t some = std::min<int64_t>({MANY, end - unit, tiles_of(*here.segment) - here.tile});
+            const int64_t some = std::min<int64_t>({MANY, end - unit, tiles_of(here.segment->rows) - here.tile});
             const bool many = whole && !is_dense(here.segment->kind);
             if (many)
                 path().many(here.segment->kind, {here.data, int(some), w.columns, w.columns / BLOCK, scratch.pieces.data(), whole, run.local.data(),

@@ -4,8 +4,10 @@
 #include "pool.h"
 #include "program.h"
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <new>
+#include <string>
 #include <unistd.h>
 
 namespace paceline {
@@ -29,11 +31,22 @@ void row_op(const Frame& frame, Scratch& scratch, const Op& op, int64_t r) {
         case EMBED: read_rows(*static_cast<const Weight*>(op.w0), batch.ids[r], out); break;
         case POSITIONS: path().add(x, w0 + (batch.positions[r] + op.n0) * n, n, out); break;
         case QUANTISE: quantise(scratch, *static_cast<const Weight*>(op.w0), x, r, batch.rows); break;
-        case RMS_NORM: path().rms_norm(x, w0, op.f, n, out); break;
+        case RMS_NORM:
+            path().rms_norm(x, w0, op.f, n, out);
+            if (w1) path().add(out, w1, n, out);
+            break;
         case LAYER_NORM: path().layer_norm(x, w0, w1, op.f, n, out); break;
         case ACTIVATION: path().activate(x, n, op.n0, out); break;
         case GATED: path().gated(x, n / 2, op.n0, out); break;
         case ADD: path().add(x, frame.at(op.b, r), n, out); break;
+        case MULTIPLY: path().multiply(x, frame.at(op.b, r), n, out); break;
+        case SCALE: path().scale(x, op.f, n, out); break;
+        case INPUT: memcpy(out, batch.named[op.n0] + r * frame.width(op.out), frame.width(op.out) * sizeof(float)); break;
+        case COLUMNS: memcpy(out, x + op.n0, frame.width(op.out) * sizeof(float)); break;
+        case CONCAT:
+            memcpy(out, x, n * sizeof(float));
+            memcpy(out + n, frame.at(op.b, r), frame.width(op.b) * sizeof(float));
+            break;
         case HEAD_NORM:
             memcpy(out, x, n * sizeof(float));
             for (int64_t h = 0; h < op.n0 + op.n1; ++h)
@@ -41,15 +54,16 @@ void row_op(const Frame& frame, Scratch& scratch, const Op& op, int64_t r) {
             break;
         case ROPE:
             memcpy(out, x, n * sizeof(float));
-            path().rope(out, op.n0 + op.n1, op.n2, w0 + batch.positions[r] * (op.n2 / 2), w1 + batch.positions[r] * (op.n2 / 2));
+            path().rope(out, op.n0 + op.n1, op.n2, op.n3, w0 + batch.positions[r] * op.n3, w1 + batch.positions[r] * op.n3);
             break;
         case STORE: {
-            const int64_t layer = op.n3 & 0xFFFF, line = batch.write[r], width = op.n2;
+            const Layer& layer = batch.layers[op.n3];
+            const int64_t line = batch.write[r], width = op.n2;
             const float *key = x + op.n0 * width, *value = key + op.n1 * width;
             for (int64_t h = 0; h < op.n1; ++h, key += width, value += width) {
-                float* keys = batch.keys[layer] + h * batch.head_stride + key_offset(line, width);
+                float* keys = layer.keys + h * layer.stride() + key_offset(line, width);
                 for (int64_t d = 0; d < width; ++d) keys[d * LANES] = key[d];
-                memcpy(batch.values[layer] + h * batch.head_stride + line * width, value, width * sizeof(float));
+                memcpy(layer.values + h * layer.stride() + line * width, value, width * sizeof(float));
             }
             break;
         }
@@ -109,7 +123,7 @@ struct Space {  // grown as needed, used by one call at a time
     Floats floats;
     std::vector<Floats> local;
     Scratch scratch;
-    Lines lines;
+    std::vector<Lines> lines;
     std::vector<Group> groups;
     Attention attention;
     std::vector<std::atomic<int64_t>> counters;
@@ -129,6 +143,18 @@ using namespace paceline;
 
 extern "C" {
 
+// What both sides must agree on: the names that are numbered, the sizes of what they share, the rows that lie together.
+const char* paceline_agreement() {
+#define WORD(name) #name " "
+    static const std::string told = [] {
+        std::string words = PACELINE_OPERATIONS(WORD) PACELINE_KINDS(WORD) PACELINE_SOURCES(WORD) PACELINE_ACTIVATIONS(WORD);
+        for (const size_t size : {sizeof(Segment), sizeof(Weight), sizeof(Op), sizeof(Buffer), sizeof(Layer), sizeof(Program), sizeof(Batch), size_t(LANES)})
+            words += std::to_string(size) + " ";
+        return words;
+    }();
+#undef WORD
+    return told.c_str();
+}
 const char* paceline_path() { return path().name; }
 int paceline_select(const char* name) {
     std::lock_guard<std::mutex> guard(pool_lock());
@@ -139,7 +165,7 @@ int paceline_select(const char* name) {
 void paceline_threads(int count) { set_threads(count); }
 int paceline_num_threads() { std::lock_guard<std::mutex> guard(pool_lock()); return pool().size(); }
 int paceline_kind(int source) { return kind_of(source); }
-int64_t paceline_tile_bytes(int kind, int64_t columns) { return int64_t(tile_bytes(kind, columns)); }
+int64_t paceline_weight_bytes(int kind, int64_t rows, int64_t columns) { return tiles_of(rows) * int64_t(tile_bytes(kind, columns)); }
 int64_t paceline_row_bytes(int source, int64_t columns) { return int64_t(row_bytes(source, columns)); }
 void paceline_pack(int source, const uint8_t* raw, int64_t rows, int64_t columns, uint8_t* out) { pack_rows(source, raw, rows, columns, out); }
 void paceline_pack_dense(int kind, const float* values, int64_t rows, int64_t columns, uint8_t* out) { pack_dense(kind, values, rows, columns, out); }
@@ -199,13 +225,14 @@ void paceline_linear(const Weight* w, const float* x, int64_t rows, const float*
     });
 }
 
-// Moves rows of the cache; all are read before any is written. head_stride: from one head of a layer to the next.
-void paceline_keep(float* const* keys, float* const* values, int64_t layers, int64_t heads, int64_t width, int64_t head_stride,
-                   const int64_t* source, const int64_t* target, int64_t count) {
-    std::vector<float> moved(2 * count * width);
-    for (int64_t layer = 0; layer < layers; ++layer)
-        for (int64_t h = 0; h < heads; ++h) {
-            float *key = keys[layer] + h * head_stride, *value = values[layer] + h * head_stride, *at = moved.data();
+// Moves rows of the cache; all are read before any is written.
+void paceline_keep(const Layer* layers, int64_t num_layers, const int64_t* source, const int64_t* target, int64_t count) {
+    std::vector<float> moved;
+    for (const Layer* layer = layers; layer < layers + num_layers; ++layer) {
+        const int64_t width = layer->width;
+        moved.resize(std::max<size_t>(moved.size(), size_t(2 * count * width)));
+        for (int64_t h = 0; h < layer->heads; ++h) {
+            float *key = layer->keys + h * layer->stride(), *value = layer->values + h * layer->stride(), *at = moved.data();
             for (int64_t i = 0; i < count; ++i, at += 2 * width) {
                 const float* column = key + key_offset(source[i], width);
                 for (int64_t d = 0; d < width; ++d) at[d] = column[d * LANES];
@@ -218,6 +245,7 @@ void paceline_keep(float* const* keys, float* const* values, int64_t layers, int
                 memcpy(value + target[i] * width, at + width, width * sizeof(float));
             }
         }
+    }
 }
 
 void paceline_run(const Program* program, const Batch* batch) {
@@ -232,9 +260,12 @@ void paceline_run(const Program* program, const Batch* batch) {
     if (batch->head) s.scratch.size(batch->num_head_rows, batch->head->columns);
     if (s.counters.size() < size_t(program->num_ops + 3)) s.counters = std::vector<std::atomic<int64_t>>(program->num_ops + 3);
     for (auto& counter : s.counters) counter.store(0, std::memory_order_relaxed);
-    s.lines.fill(*batch);
-    group_rows(*batch, s.lines, program->kv_heads(), threads.size(), s.groups);
-    s.attention.prepare(*program, s.lines, batch->rows, int64_t(s.groups.size()), threads.size());
+    if (program->kv_heads()) {  // else there may be no layout
+        s.lines.resize(std::max<size_t>(s.lines.size(), size_t(1 + program->num_bounds)));
+        for (int64_t which = 0; which <= program->num_bounds; ++which) s.lines[which].fill(*batch, which ? batch->bounds[which - 1] : nullptr);
+        group_rows(*batch, s.lines[0], program->kv_heads(), threads.size(), s.groups);
+        s.attention.prepare(*program, s.lines, batch->rows, int64_t(s.groups.size()), threads.size());
+    }
     const Frame frame{*program, *batch, s.lines, s.groups, s.floats.data()};
     threads.run([&](int thread) {
         Run run{threads, s.scratch, s.local[thread], s.attention};

@@ -4,7 +4,8 @@
 
 namespace paceline {
 
-enum Source : int32_t { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, SOURCES };
+#define PACELINE_SOURCES(X) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K)
+enum Source : int32_t { PACELINE_SOURCES(PACELINE_NUMBER) SOURCES };
 
 int kind_of(int source);
 size_t row_bytes(int source, int64_t columns);

@@ -29,7 +29,10 @@ constexpr int LANES = 16;   // output rows in a tile
 constexpr int BLOCK = 32;   // columns in a block
 constexpr int SUPER = 8;    // blocks in a super-block
 
-enum Kind : int32_t { W4, W5, W8, K4, K5, K6, F32, BF16, KINDS };
+// Names are listed once: as numbers here, and as words that library.py compares its own with.
+#define PACELINE_NUMBER(name) name,
+#define PACELINE_KINDS(X) X(W4) X(W5) X(W8) X(K4) X(K5) X(K6) X(F32) X(BF16)
+enum Kind : int32_t { PACELINE_KINDS(PACELINE_NUMBER) KINDS };
 
 inline bool is_super(int kind) { return kind == K4 || kind == K5 || kind == K6; }
 inline bool is_dense(int kind) { return kind == F32 || kind == BF16; }
@@ -48,6 +51,8 @@ inline size_t block_bytes(int kind) {
         default: return 1024;
     }
 }
+
+inline int64_t tiles_of(int64_t rows) { return (rows + LANES - 1) / LANES; }
 
 inline size_t tile_bytes(int kind, int64_t columns) {
     const int64_t blocks = (columns + BLOCK - 1) / BLOCK;
@@ -89,7 +94,8 @@ struct Many {
 };
 using ManyFn = void (*)(int kind, const Many& many);
 
-enum Act : int64_t { SILU, GELU_NEW, GELU, RELU };
+#define PACELINE_ACTIVATIONS(X) X(SILU) X(GELU_NEW) X(GELU) X(RELU) X(SIGMOID)
+enum Activation : int64_t { PACELINE_ACTIVATIONS(PACELINE_NUMBER) };
 
 // Attention over STRETCH positions at a time, counted from the first a row may see. Each stretch gives a partial result
 // per head: the largest score, the sum of e^(score - largest), and the values weighted by it. Stretches are merged in
@@ -111,6 +117,7 @@ struct Seen {
 struct Look {
     const float *keys, *values;  // of one kv head
     int64_t group, width;
+    float scale, softcap;  // a score is scale * (q . k); with a softcap c above 0 then c * tanh(score / c)
     int num_rows;
     Seen rows[LOOKS];
 };
@@ -127,9 +134,11 @@ struct Path {
     void (*rms_norm)(const float* x, const float* w, float eps, int64_t n, float* out);
     void (*layer_norm)(const float* x, const float* w, const float* b, float eps, int64_t n, float* out);
     void (*add)(const float* x, const float* y, int64_t n, float* out);
+    void (*multiply)(const float* x, const float* y, int64_t n, float* out);
+    void (*scale)(const float* x, float factor, int64_t n, float* out);
     void (*activate)(const float* x, int64_t n, int64_t kind, float* out);
     void (*gated)(const float* x, int64_t n, int64_t kind, float* out);  // x [2n]
-    void (*rope)(float* row, int64_t heads, int64_t width, const float* cos, const float* sin);
+    void (*rope)(float* row, int64_t heads, int64_t width, int64_t half, const float* cos, const float* sin);  // 2 * half values turn
     // Partial results [rows, group] of the positions begin … begin + STRETCH - 1; rows that end before it are left out.
     void (*attend)(const Look& look, int64_t begin, float* partials);
     void (*merge)(float* into, const float* next, int64_t width);  // partial results of neighbouring stretches

@@ -7,28 +7,43 @@ namespace paceline {
 struct Segment { int32_t kind; int32_t pad; const uint8_t* data; int64_t rows; };
 struct Weight { const Segment* segments; int64_t num_segments, rows, columns; };
 
-enum OpCode : int32_t {
-    EMBED, POSITIONS, QUANTISE, LINEAR, RMS_NORM, LAYER_NORM, ACTIVATION, GATED, ADD, HEAD_NORM, ROPE, STORE, ATTENTION, TAP
-};
+#define PACELINE_OPERATIONS(X)                                                                                              \
+    X(EMBED) X(INPUT) X(POSITIONS) X(QUANTISE) X(LINEAR) X(RMS_NORM) X(LAYER_NORM) X(ACTIVATION) X(GATED) X(ADD) X(MULTIPLY) \
+    X(SCALE) X(CONCAT) X(COLUMNS) X(HEAD_NORM) X(ROPE) X(STORE) X(ATTENTION) X(TAP)
+enum OpCode : int32_t { PACELINE_OPERATIONS(PACELINE_NUMBER) };
 
-// Values are buffers, by number; a, b are inputs, out the result. n0..n3 and f mean what the operation says.
+// Values are buffers, by number; a, b are inputs, out the result. The rest means what the operation says:
+//   heads (HEAD_NORM, ROPE, STORE, ATTENTION)  n0 query heads, n1 kv heads, n2 their width
+//   ROPE                                       n3 columns of the tables: twice as many values of a head turn
+//   STORE, ATTENTION                           n3 cache layer
+//   ATTENTION                                  n4 window or 0; n5 which lines: 0 the layout's, else a bound's, from 1 on;
+//                                              f scale or 0 (the usual), g softcap or 0 (none)
 struct Op {
     int32_t code, a, b, out;
-    int64_t n0, n1, n2, n3;
-    float f, pad;
+    int64_t n0, n1, n2, n3, n4, n5;
+    float f, g;
     const void* w0;
     const void* w1;
 };
 
 struct Buffer { int64_t offset, width; };  // floats a row
 
+// A cache layer: a head's rows begin at head * stride(), and lie as packed.h says.
+struct Layer {
+    float *keys, *values;
+    int64_t rows, heads, width;
+    int64_t stride() const { return rows * width; }
+};
+
 struct Program {
     const Op* ops; int64_t num_ops;
     const Buffer* buffers; int64_t num_buffers;
     int64_t row_floats;  // of all buffers together
-    int64_t kv_heads() const {
-        for (int64_t i = 0; i < num_ops; ++i) if (ops[i].code == ATTENTION) return ops[i].n1;
-        return 1;
+    int64_t num_bounds;
+    int64_t kv_heads() const {  // the most of a layer; 0: nothing is looked at
+        int64_t most = 0;
+        for (int64_t i = 0; i < num_ops; ++i) if (ops[i].code == ATTENTION && ops[i].n1 > most) most = ops[i].n1;
+        return most;
     }
 };
 
@@ -36,9 +51,9 @@ struct Batch {
     int64_t rows;
     const int64_t *ids, *slots, *positions, *tree_base, *path, *first, *write, *page_table;
     int64_t path_width, table_width, block_size;
-    float* const* keys;    // by layer; a head's rows begin at head * head_stride, and lie as packed.h says
-    float* const* values;
-    int64_t head_stride;
+    const Layer* layers;
+    const float* const* named;    // inputs by number, [rows, width] each
+    const int64_t* const* bounds; // [rows] each: a row sees the positions below
     int64_t final_buffer;
     float* final_out;           // [rows, H]
     const int64_t* taps;        // boundaries wanted

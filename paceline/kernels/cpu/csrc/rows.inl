@@ -153,6 +153,14 @@ void add(const float* x, const float* y, int64_t n, float* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = x[i] + y[i];
 }
 
+void multiply(const float* x, const float* y, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] * y[i];
+}
+
+void scale(const float* x, float factor, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] * factor;
+}
+
 inline float activated(float x, int64_t kind) {
     switch (kind) {
         case RELU: return x > 0 ? x : 0.0f;
@@ -164,6 +172,8 @@ inline float activated(float x, int64_t kind) {
 void activate(const float* x, int64_t n, int64_t kind, float* out) {
     if (kind == SILU)
         each(x, n, out, [](F v) { return div_f(v, add_f(all_f(1.0f), exponential(mul_f(v, all_f(-1.0f))))); });
+    else if (kind == SIGMOID)
+        each(x, n, out, [](F v) { return div_f(all_f(1.0f), add_f(all_f(1.0f), exponential(mul_f(v, all_f(-1.0f))))); });
     else
         for (int64_t i = 0; i < n; ++i) out[i] = activated(x[i], kind);
 }
@@ -173,8 +183,7 @@ void gated(const float* __restrict x, int64_t n, int64_t kind, float* __restrict
     for (int64_t i = 0; i < n; ++i) out[i] = out[i] * x[n + i];
 }
 
-void rope(float* __restrict row, int64_t heads, int64_t width, const float* __restrict cos, const float* __restrict sin) {
-    const int64_t half = width / 2;
+void rope(float* __restrict row, int64_t heads, int64_t width, int64_t half, const float* __restrict cos, const float* __restrict sin) {
     for (int64_t h = 0; h < heads; ++h, row += width)
         for (int64_t i = 0; i < half; ++i) {
             const float first = row[i], second = row[half + i];
@@ -194,7 +203,8 @@ static_assert(PACELINE_RUNS == 1 || PACELINE_RUNS == 4);
 
 // Scores of H heads at N runs of positions; each head's begin STRETCH behind the last one's.
 template <int H, int N>
-inline void score(const Runs& runs, const float* query, int64_t width, float* scores) {
+inline void score(const Runs& runs, const float* query, const Look& l, float* scores) {
+    const int64_t width = l.width;
     F acc[H][N];
     for (int h = 0; h < H; ++h)
         for (int n = 0; n < N; ++n) acc[h][n] = zero_f();
@@ -209,7 +219,7 @@ inline void score(const Runs& runs, const float* query, int64_t width, float* sc
             for (int n = 0; n < N; ++n) acc[h][n] = fma_f(q, key[n], acc[h][n]);
         }
     }
-    const F scale = all_f(1.0f / std::sqrt(float(width)));
+    const F scale = all_f(l.scale);
     for (int h = 0; h < H; ++h)
         for (int n = 0; n < N; ++n) {
             float* to = scores + h * STRETCH + runs.at[n];
@@ -224,13 +234,13 @@ inline void score(const Runs& runs, const float* query, int64_t width, float* sc
 }
 
 template <int H>
-inline void score_runs(const Runs& runs, int count, const float* query, int64_t width, float* scores) {
+inline void score_runs(const Runs& runs, int count, const float* query, const Look& l, float* scores) {
 #if PACELINE_RUNS >= 4
-    if (count == 4) return score<H, 4>(runs, query, width, scores);
-    if (count == 3) return score<H, 3>(runs, query, width, scores);
-    if (count == 2) return score<H, 2>(runs, query, width, scores);
+    if (count == 4) return score<H, 4>(runs, query, l, scores);
+    if (count == 3) return score<H, 3>(runs, query, l, scores);
+    if (count == 2) return score<H, 2>(runs, query, l, scores);
 #endif
-    score<H, 1>(runs, query, width, scores);
+    score<H, 1>(runs, query, l, scores);
 }
 
 // Scores of all heads of one row at `count` positions from `first` on, at most NEAR.
@@ -250,10 +260,10 @@ inline void score_all(const Look& l, const Seen& row, int64_t first, int64_t cou
             const float* query = row.query + g * l.width;
             float* to = scores + g * STRETCH;
             switch (l.group - g) {
-                case 1: score_runs<1>(runs, n, query, l.width, to); g += 1; break;
-                case 2: score_runs<2>(runs, n, query, l.width, to); g += 2; break;
-                case 3: case 6: score_runs<3>(runs, n, query, l.width, to); g += 3; break;
-                default: score_runs<4>(runs, n, query, l.width, to); g += 4; break;
+                case 1: score_runs<1>(runs, n, query, l, to); g += 1; break;
+                case 2: score_runs<2>(runs, n, query, l, to); g += 2; break;
+                case 3: case 6: score_runs<3>(runs, n, query, l, to); g += 3; break;
+                default: score_runs<4>(runs, n, query, l, to); g += 4; break;
             }
         }
     }
@@ -336,9 +346,11 @@ void attend(const Look& l, int64_t begin, float* partials) {
     for (int r = 0; r < l.num_rows; ++r) {
         const int64_t left = l.rows[r].count - begin, count = left < STRETCH ? left : STRETCH;
         for (int64_t g = 0; g < l.group && left > 0; ++g) {
-            float* partial = partials + (r * l.group + g) * step;
+            float *partial = partials + (r * l.group + g) * step, *scores = all + (r * l.group + g) * STRETCH;
             for (int64_t d = 0; d < step; ++d) partial[d] = 0;
-            soften(all + (r * l.group + g) * STRETCH, count, partial + step - LANES);
+            if (l.softcap > 0)
+                for (int64_t i = 0; i < count; ++i) scores[i] = l.softcap * std::tanh(scores[i] / l.softcap);
+            soften(scores, count, partial + step - LANES);
         }
     }
     each_piece(l, begin, false, [&](int r, int64_t first, int64_t count) {
@@ -393,6 +405,6 @@ void gumbel(uint32_t first, uint32_t second, int64_t begin, int64_t end, const d
 }
 
 const Path path = {PACELINE_PATH, {tile<W4>, tile<W5>, tile<W8>, tile<K4>, tile<K5>, tile<K6>, tile<F32>, tile<BF16>}, PACELINE_ROWS, nullptr,
-                   quantise, rms_norm, layer_norm, add, activate, gated, rope, attend, merge, finish, largest, exponentials, gumbel};
+                   quantise, rms_norm, layer_norm, add, multiply, scale, activate, gated, rope, attend, merge, finish, largest, exponentials, gumbel};
 
 }  // namespace

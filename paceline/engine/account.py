@@ -1,0 +1,94 @@
+"""What a round can tell of its tokens: who drafted each, what was proposed, how likely each was."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.drafters.tree import Proposal
+from paceline.engine.sequence import Logprob, Provenance
+from paceline.sampling.verify import Decision
+
+Table = list[list[int]]
+NOBODY: frozenset[int] = frozenset()
+
+
+@dataclass
+class Drafted:
+    """What was proposed for each sampling sequence, on the host."""
+
+    sizes: list[int]  # nodes that could be accepted
+    depths: list[int]
+    parents: list[AbstractSet[int]]  # nodes that have children; -1 the root
+    names: tuple[str, ...]
+    origins: Table | None
+
+    @classmethod
+    def of(cls, proposal: Proposal) -> Drafted:
+        if not proposal.num_nodes:
+            nothing = [0] * len(proposal.sizes)
+            return cls(nothing, nothing, [NOBODY] * len(nothing), proposal.names, None)
+
+        def listed(tensor: Tensor | None) -> Table | None:
+            return None if tensor is None else tensor.tolist()
+
+        parents, scratch = (None, None) if proposal.chain else (listed(proposal.parents), listed(proposal.scratch))
+        return cls.read(proposal.names, proposal.sizes.tolist(), parents, scratch, listed(proposal.origins))
+
+    @classmethod
+    def read(
+        cls, names: tuple[str, ...], sizes: list[int], above: Table | None, scratch: Table | None, origins: Table | None
+    ) -> Drafted:
+        """above: the parents of all nodes; None: chains. Scratch nodes are nobody's proposal."""
+        if above is None:
+            return cls(sizes, sizes, [set(range(-1, size - 1)) for size in sizes], names, origins)
+        counts, depths = [], []
+        parents: list[AbstractSet[int]] = []
+        for row, size in enumerate(sizes):
+            real = [n for n in range(size) if scratch is None or not scratch[row][n]]
+            depth = {-1: 0}
+            for node in real:
+                depth[node] = depth[above[row][node]] + 1
+            counts.append(len(real))
+            depths.append(max(depth.values()))
+            parents.append({above[row][node] for node in real})
+        return cls(counts, depths, parents, names, origins)
+
+    def provenance(self, row: int, decision: Decision, number: int) -> list[Provenance]:
+        """Where each token of a decision came from, in its sequence's round of that number."""
+        result = []
+        for depth, node in enumerate(decision.nodes, start=1):
+            name = self.names[self.origins[row][node] if self.origins is not None else 0]
+            result.append(Provenance(name, "accepted", number, depth))
+        last = decision.nodes[-1] if decision.nodes else -1
+        kind = "corrected" if last in self.parents[row] else "bonus" if decision.nodes else "plain"
+        result.append(Provenance(None, kind, number, len(decision.nodes) + 1))
+        return result
+
+
+def logprobs_of(logits: Tensor, tokens: list[int], count: int, tokenizer: Any) -> list[dict[int, Logprob]]:
+    """Raw log-softmax rows [K, V] → for each the chosen token and the `count` likeliest."""
+    if not tokens:
+        return []
+    values = torch.log_softmax(logits.double(), dim=1)
+    chosen = torch.tensor(tokens, device=logits.device)[:, None]
+    own = values.gather(1, chosen)
+    ids = torch.arange(values.shape[1], device=logits.device)
+    rank = 1 + ((values > own) | ((values == own) & (ids < chosen))).sum(1)
+    order = torch.sort(values, dim=1, descending=True, stable=True) if count else None
+    result = []
+    for row, token in enumerate(tokens):
+        entries = {token: (float(own[row, 0]), int(rank[row]))}
+        if order is not None:
+            for place in range(min(count, values.shape[1])):
+                entries.setdefault(int(order.indices[row, place]), (float(order.values[row, place]), place + 1))
+        result.append({t: Logprob(value, place, _text(tokenizer, t)) for t, (value, place) in entries.items()})
+    return result
+
+
+def _text(tokenizer: Any, token: int) -> str:
+    return "" if tokenizer is None else str(tokenizer.decode([token]))

@@ -1,0 +1,212 @@
+"""Something fails, or somebody presses Ctrl-C, anywhere in a step: nothing leaks, nobody is lost, no token changes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import paceline
+from paceline import LLM, SamplingParams
+from paceline.drafters.base import Context, QuietDrafter
+from paceline.drafters.tree import Proposal
+from paceline.errors import EngineError
+from paceline.outputs import CompletionOutput, Gathered
+from paceline.prompts import Prompt
+from paceline.sampling.state import SamplerState
+from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
+from tests.fakes import check_books, tiny_llm, tiny_model
+from tests.tokens import NUM_IDS, tokenizer
+
+PACKAGE = str(Path(paceline.__file__).parent)
+WATCHED = ("engine", "cache", "drafters")  # folders whose lines an interrupt may hit
+
+# Recovery itself; and `step`'s own lines, the last of which hands its updates over: what happens between that and the
+# caller's next line is the caller's.
+UNTOUCHED = ("_recover", "take_back", "reset", "restart", "step", "__enter__", "__exit__", "_let_go", "note_told")
+
+
+class Interrupt:
+    """Raises at the n-th line of the watched code that runs under it."""
+
+    def __init__(self, line: int) -> None:
+        self.left, self.fired = line, False
+
+    def __enter__(self) -> Interrupt:
+        self._before = sys.gettrace()
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        sys.settrace(self._before)
+
+    def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
+        name = frame.f_code.co_filename
+        return self._line if any(name.startswith(f"{PACKAGE}/{folder}/") for folder in WATCHED) else None
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if self.fired or frame.f_code.co_name in UNTOUCHED:
+            return self._line
+        self.left -= event == "line"
+        if self.left <= 0:
+            self.fired = True
+            raise KeyboardInterrupt
+        return self._line
+
+
+def finish(llm: LLM, gathered: dict[str, Gathered]) -> dict[str, CompletionOutput]:
+    done: dict[str, CompletionOutput] = {}
+    while llm.engine.has_work:
+        for update in llm.step():
+            output = gathered[update.request_id].add(update)
+            if output is not None:
+                done[update.request_id] = output
+        check_books(llm)
+    return done
+
+
+@pytest.mark.parametrize("behind", [None, 2])
+@pytest.mark.parametrize("name", ["none", "suffix_tree", "draft_model", "replay_tree"])
+def test_an_interrupt_at_any_line_loses_nothing(name: str, behind: int | None) -> None:
+    """Interrupted once, at a line that differs from try to try, an engine that goes on says what it would have said."""
+    drafter = None if name == "none" else DRAFTERS[name](recorded(3, "seeded"))
+    llm = tiny_llm(drafter, behind, block_size=4, max_batched_tokens=20)
+    hits = 0
+    for line in range(40, 7000, 293):
+        gathered: dict[str, Gathered] = {}
+        for prompt in prompts(3):
+            gathered[llm.add(Prompt(None, prompt), SETTINGS["seeded"])] = Gathered()
+        done: dict[str, CompletionOutput] = {}
+        interrupt = Interrupt(line)
+        try:
+            with interrupt:
+                while llm.engine.has_work:
+                    for update in llm.engine.step():
+                        output = gathered[update.request_id].add(update)
+                        if output is not None:
+                            done[update.request_id] = output
+        except KeyboardInterrupt:
+            hits += 1
+        check_books(llm)
+        done |= finish(llm, gathered)
+        assert [done[request].token_ids for request in gathered] == plain(3, "seeded"), f"interrupted at line {line}"
+        assert all(len(output.provenance) == output.stats.tokens == 24 for output in done.values())
+        assert llm.engine.table.num_free == llm.options.max_num_seqs
+        llm._live.clear()
+    assert hits >= 5, "interrupts must hit something"
+
+
+@pytest.mark.parametrize("behind", [None, 2])
+def test_an_interrupt_while_a_request_is_aborted_or_the_drafter_changed_loses_nobody(behind: int | None) -> None:
+    llm = tiny_llm(DRAFTERS["ngram"]({}), behind, block_size=4)
+    for line in range(1, 1200, 23):
+        gathered = {llm.add(prompt, SETTINGS["greedy"]): Gathered() for prompt in prompts(3)}
+        first, second, third = gathered
+        done: dict[str, CompletionOutput] = {}
+        for _ in range(3):
+            for update in llm.step():
+                gathered[update.request_id].add(update)
+        with contextlib.suppress(KeyboardInterrupt), Interrupt(line):
+            llm.abort(second) if line % 2 else llm.set_drafter(DRAFTERS["draft_model"]({}))
+        check_books(llm)
+        llm.abort(second)
+        done |= finish(llm, gathered)
+        assert [done[name].token_ids for name in (first, third)] == [plain(3, "greedy")[0], plain(3, "greedy")[2]]
+        assert done[second].finish_reason == "abort" or (line % 2 == 1 and done[second].finish_reason == "length")
+        assert llm.engine.table.num_free == llm.options.max_num_seqs
+        llm.set_drafter(DRAFTERS["ngram"]({}))
+
+
+def test_the_text_that_was_streamed_is_whole_after_an_interrupt() -> None:
+    llm = LLM(tiny_model(vocab=NUM_IDS), tokenizer=tokenizer(), kernels="reference", max_model_len=64, device="cpu")
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, stop=["never said by anybody"])
+    (wanted,) = llm.generate([[5, 9, 22]], params)
+    for line in range(5, 1500, 41):
+        gathered = {llm.add([5, 9, 22], params): Gathered()}
+        done: dict[str, CompletionOutput] = {}
+        with contextlib.suppress(KeyboardInterrupt), Interrupt(line):
+            while llm.engine.has_work:
+                for update in llm.step():
+                    output = gathered[update.request_id].add(update)
+                    if output is not None:
+                        done[update.request_id] = output
+        (output,) = (done | finish(llm, gathered)).values()
+        assert output.text == wanted.outputs[0].text and output.token_ids == wanted.outputs[0].token_ids
+
+
+def test_an_interrupted_call_leaves_nothing_behind_and_the_next_is_served() -> None:
+    llm = tiny_llm(DRAFTERS["draft_model"]({}), block_size=4)
+    for line in (30, 300, 900, 1500, 2600):
+        with pytest.raises(KeyboardInterrupt), Interrupt(line):
+            llm.generate(prompts(3), SETTINGS["greedy"])
+        assert llm.engine.table.num_free == llm.options.max_num_seqs and not llm._live
+        llm.engine.cache.pool.check()
+        outputs = llm.generate(prompts(3), SETTINGS["greedy"])
+        assert [output.outputs[0].token_ids for output in outputs] == plain(3, "greedy")
+
+
+class Failing(QuietDrafter):
+    """Fails in its third proposal, or while it is told of one."""
+
+    name = "failing"
+    max_nodes = 3
+
+    def __init__(self, where: str) -> None:
+        self.where, self.calls = where, 0
+
+    def create(self) -> Failing:
+        return self
+
+    def _count(self, where: str) -> None:
+        self.calls += self.where == where
+        if self.where == where and self.calls == 3:
+            raise RuntimeError(f"a fault in {where}")
+
+    def observe(self, seen: Any) -> None:
+        self._count("observe")
+
+    def propose(self, context: Context) -> Proposal:
+        self._count("propose")
+        return Proposal.of_trees([([5], [-1])] * len(context.slot_list), context.table.device, self.name)
+
+
+@pytest.mark.parametrize("where", ["propose", "observe"])
+def test_a_drafter_that_fails_ends_the_call_and_not_the_engine(where: str) -> None:
+    llm = tiny_llm(Failing(where))
+    with pytest.raises(RuntimeError, match=f"a fault in {where}"):
+        llm.generate(prompts(3), SETTINGS["greedy"])
+    assert llm.engine.table.num_free == llm.options.max_num_seqs
+    outputs = llm.generate(prompts(3), SETTINGS["greedy"])
+    assert [output.outputs[0].token_ids for output in outputs] == plain(3, "greedy")
+
+
+def test_a_request_that_cannot_be_started_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entering fails for one of three: it reports an error, the others are served, and later requests too."""
+    real = SamplerState.set
+
+    def refuse(self: SamplerState, slot: int, params: SamplingParams, *rest: Any) -> None:
+        if params.seed == 13:
+            raise OverflowError("too large for a column")
+        real(self, slot, params, *rest)
+
+    monkeypatch.setattr(SamplerState, "set", refuse)
+    llm = tiny_llm()
+    one, other = SETTINGS["greedy"], SamplingParams(seed=13)
+    first, bad, last = llm.generate(prompts(3), [one, other, one])
+    assert bad.outputs[0].finish_reason == "error"
+    assert bad.outputs[0].error == "the request cannot be started: too large for a column"
+    assert [first.outputs[0].token_ids, last.outputs[0].token_ids] == [plain(3, "greedy")[0], plain(3, "greedy")[2]]
+    assert not llm.engine.has_work and llm.engine.table.num_free == llm.options.max_num_seqs
+
+
+def test_work_that_can_never_be_planned_is_an_error_and_not_a_loop() -> None:
+    llm = tiny_llm(num_pages=14, max_model_len=200)
+    taken = llm.engine.cache.pool.take(14)
+    llm.add(Prompt(None, [5, 6, 7]), SETTINGS["greedy"])
+    with pytest.raises(EngineError, match=r"1 sequences wait and 0 run, but no work can be planned with 0 of 14 pages"):
+        llm.step()
+    assert taken is not None

@@ -1,0 +1,120 @@
+"""How many pages there are: by memory available, the container's limit, what others will need, and by what is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM
+from paceline.engine import memory
+from paceline.engine.memory import available_bytes, count_pages
+from paceline.engine.options import EngineOptions
+from paceline.errors import OptionError
+from tests.fakes import tiny_model
+
+CPU = torch.device("cpu")
+GIB = 2**30
+MEMINFO = "MemTotal: 16777216 kB\nMemFree: 1048576 kB\nMemAvailable: 8388608 kB\nHugePages_Total: 0\n"
+
+
+def system(root: Path, files: dict[str, str]) -> Path:
+    for name, text in {"proc/meminfo": MEMINFO, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_memory_is_what_is_available_not_what_is_free(tmp_path: Path) -> None:
+    assert available_bytes(system(tmp_path, {})) == 8 * GIB
+
+
+def test_a_container_of_the_newer_kind_takes_no_more_than_its_limit(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{4 * GIB}\n"}
+    root = system(tmp_path, {**files, "sys/fs/cgroup/memory.current": f"{3 * GIB}\n"})
+    assert available_bytes(root) == GIB
+    system(tmp_path, {"sys/fs/cgroup/memory.stat": f"anon 5\nactive_file {GIB // 2}\ninactive_file {GIB}\n"})
+    assert available_bytes(root) == GIB + GIB // 2 + GIB, "cached files make room"
+    system(tmp_path, {"sys/fs/cgroup/memory.current": f"{7 * GIB}\n"})
+    assert available_bytes(root) == 0, "never less than nothing"
+    system(tmp_path, {"sys/fs/cgroup/memory.max": "max\n"})
+    assert available_bytes(root) == 8 * GIB
+
+
+def test_of_groups_inside_groups_the_tightest_counts(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/jobs/mine\n",
+        "sys/fs/cgroup/jobs/mine/memory.max": "max",
+        "sys/fs/cgroup/jobs/mine/memory.current": "0",
+        "sys/fs/cgroup/jobs/memory.max": str(3 * GIB),
+        "sys/fs/cgroup/jobs/memory.current": str(GIB),
+    }
+    assert available_bytes(system(tmp_path, files)) == 2 * GIB
+
+
+@pytest.mark.parametrize("path", ["/", "/docker/abc"])
+def test_a_container_of_the_older_kind_takes_no_more_than_its_limit(path: str, tmp_path: Path) -> None:
+    """Inside, the group's own files stand at the top, whatever path the host knows it by."""
+    files = {
+        "proc/self/cgroup": f"9:name=systemd:/\n4:cpu,memory:{path}\n0::/\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2 * GIB),
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": str(GIB),
+        "sys/fs/cgroup/memory/memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB // 4}\ntotal_active_file 0\n",
+    }
+    assert available_bytes(system(tmp_path, files)) == GIB + GIB // 4
+
+
+def test_a_group_without_a_limit_says_nothing(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "4:memory:/\nnonsense\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": str(GIB),
+    }
+    assert available_bytes(system(tmp_path, files)) == 8 * GIB
+
+
+def pages(page_bytes: int = 2**20, reserved: int = 0, length: int = 32, **options: Any) -> int:
+    return count_pages(page_bytes, reserved, CPU, length, EngineOptions(block_size=16, **options))
+
+
+@pytest.fixture
+def eight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "ROOT", system(tmp_path, {}))
+
+
+@pytest.mark.usefixtures("eight")
+def test_pages_are_those_all_slots_could_fill_as_far_as_memory_goes() -> None:
+    assert pages(max_num_seqs=5) == 15, "two pages each, and one for drafts"
+    assert pages(max_num_seqs=10_000) == 4 * 1024, "on a CPU no more than 4 GiB"
+    assert pages(max_num_seqs=10_000, gpu_memory_utilization=0.75) == 6 * 1024, "unless a share is given"
+    assert pages(page_bytes=2**21, max_num_seqs=10_000) == 2 * 1024
+
+
+@pytest.mark.usefixtures("eight")
+def test_what_others_will_need_is_not_the_caches() -> None:
+    assert pages(reserved=2 * GIB, max_num_seqs=10_000, gpu_memory_utilization=0.5) == 2 * 1024
+    assert pages(reserved=GIB, max_num_seqs=10_000) == 4 * 1024, "the limit is the cache's alone"
+    with pytest.raises(OptionError, match="the memory left holds 0 tokens of cache, fewer than max_model_len=32"):
+        pages(reserved=8 * GIB)
+
+
+@pytest.mark.usefixtures("eight")
+def test_one_sequence_of_full_length_must_fit() -> None:
+    assert pages(page_bytes=GIB, length=32) == 4
+    with pytest.raises(OptionError, match="the memory left holds 64 tokens of cache, fewer than max_model_len=64"):
+        pages(page_bytes=GIB, length=64)
+    with pytest.raises(OptionError, match="num_pages=4 cannot hold one sequence of max_model_len=64; it needs 5 pages"):
+        pages(length=64, num_pages=4)
+    assert pages(length=64, num_pages=5) == 5
+
+
+def test_a_system_that_does_not_tell_gets_a_sentence_and_num_pages_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "ROOT", tmp_path)
+    with pytest.raises(OptionError, match="does not say how much memory is available; give num_pages, 5 or more"):
+        LLM(tiny_model(), max_model_len=64)
+    assert LLM(tiny_model(), max_model_len=64, num_pages=5).generate([[1, 2]], max_tokens=1)

@@ -1,0 +1,111 @@
+"""What a program does around the library: other default dtypes, forks. Texts stay as they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM, DraftModel, NGram, SamplingParams
+from paceline.drafters.first_of import FirstOf
+from tests.fakes import tiny_model
+from tests.kernels.tiny import tokens
+
+ROOT = Path(__file__).parents[2]
+REQUESTS = (  # every stage of the pipeline that makes tensors of its own
+    {"temperature": 0.0},
+    {"temperature": 0.8, "seed": 3},
+    {"temperature": 0.8, "seed": 4, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "logprobs": 2},
+    {"temperature": 0.9, "seed": 5, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2},
+    {
+        "temperature": 0.9,
+        "seed": 6,
+        "logit_bias": {5: 2.0, 7: -100.0},
+        "allowed_token_ids": list(range(80)),
+        "min_tokens": 4,
+    },
+)
+
+
+@pytest.fixture
+def default_dtype() -> Iterator[Any]:
+    before = torch.get_default_dtype()
+    yield torch.set_default_dtype
+    torch.set_default_dtype(before)
+
+
+def said(llm: LLM) -> list[Any]:
+    params = [SamplingParams(max_tokens=24, ignore_eos=True, **request) for request in REQUESTS]
+    prompts = [(tokens(6, n) * 4)[:20] for n in range(len(params))]
+    outputs = [output.outputs[0] for output in llm.generate(prompts, params)]
+    return [(output.token_ids, output.logprobs) for output in outputs]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("acceptance", ["exact", "rejection"])
+@pytest.mark.parametrize("kernels", ["native", "reference", "torch"])
+def test_another_default_dtype_changes_no_token(
+    kernels: str, acceptance: str, dtype: torch.dtype, default_dtype: Any
+) -> None:
+    options: dict[str, Any] = {"kernels": kernels, "device": "cpu", "max_model_len": 64, "acceptance": acceptance}
+
+    target, drafting = tiny_model(), tiny_model(layers=1, seed=1)
+
+    def engine() -> LLM:
+        return LLM(target, FirstOf(NGram(4, 1, 3), DraftModel(drafting)), **options)
+
+    wanted, loaded = said(engine()), engine()
+    default_dtype(dtype)
+    assert said(loaded) == wanted
+    assert said(engine()) == wanted
+
+
+FORK = """
+import os, sys, time
+import torch
+from paceline import LLM
+from tests.fakes import tiny_model
+from tests.kernels.tiny import tokens
+
+torch.set_num_threads(2)
+wide = torch.randn(600, 600, dtype=torch.float32)  # enough for PyTorch to use its threads, which a child does not have
+llm = LLM(tiny_model(), "ngram", kernels=sys.argv[1], device="cpu", max_model_len=64)
+
+def said():
+    wide.softmax(-1), wide @ wide
+    answers = llm.generate([tokens(20, 1), tokens(9, 2)], temperature=0.7, seed=3, max_tokens=30, ignore_eos=True)
+    return [answer.outputs[0].token_ids for answer in answers]
+
+wanted = said()
+child = os.fork()
+if child == 0:
+    os._exit(0 if said() == wanted and torch.get_num_threads() == 1 else 3)
+end = time.monotonic() + 100
+while time.monotonic() < end:
+    done, status = os.waitpid(child, os.WNOHANG)
+    if done:
+        break
+    time.sleep(0.05)
+else:
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    status = "the child hangs"
+print(status, said() == wanted and torch.get_num_threads())
+"""
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch", "reference"])
+def test_a_child_forked_after_work_goes_on_and_its_parent_too(kernels: str, tmp_path: Path) -> None:
+    script = tmp_path / "forks.py"
+    script.write_text(FORK)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, script, kernels], capture_output=True, text=True, timeout=400, env=environment, cwd=tmp_path
+    )
+    assert done.stdout.strip() == "0 2", done.stdout + done.stderr[-2000:]
