@@ -38,13 +38,12 @@ def outputs_of(llm: LLM, batch: int, setting: str, **changes: int) -> list[list[
 
 
 def pairwise() -> list[tuple[str, int, str, str]]:
-    """Each drafter in each situation twice, with batches and settings in turn."""
+    """Each drafter in each situation, with batches and settings in turn."""
     rows = []
-    for turn in range(2):
-        for first, name in enumerate(DRAFTERS):
-            for second, situation in enumerate(SITUATIONS):
-                setting = list(SETTINGS)[(first + second + turn) % len(SETTINGS)]
-                rows.append((name, BATCHES[(first + second + second // 3 + turn) % 2], situation, setting))
+    for first, name in enumerate(DRAFTERS):
+        for second, situation in enumerate(SITUATIONS):
+            setting = list(SETTINGS)[(first + second) % len(SETTINGS)]
+            rows.append((name, BATCHES[(first + second + second // 3) % 2], situation, setting))
     return rows
 
 
