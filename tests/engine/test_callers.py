@@ -173,3 +173,16 @@ def test_an_abort_is_told_by_the_next_step_once() -> None:
     told = [(update.index, update.finish_reason) for update in llm.step() if update.finished]
     assert told == [(0, "abort"), (1, "abort")]
     assert llm.step() == [] and not llm.engine.has_work
+
+
+@pytest.mark.parametrize("behind", [None, 1])
+def test_a_request_may_be_aborted_under_a_drafter_that_keeps_numbers_of_it(behind: int | None) -> None:
+    """What it keeps was made inside a step, and is changed by an abort outside of one."""
+    llm = tiny_llm(NGram(4, rule="reference"), behind)
+    request = llm.add(prompts(1)[0], PARAMS)
+    for _ in range(6):
+        llm.step()
+    llm.abort(request)
+    while llm.engine.has_work:
+        llm.step()
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts(3), PARAMS)] == plain(3, "greedy")
