@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.drafters import tree
 from paceline.drafters.tree import Proposal
-from paceline.engine.account import Drafted
+from paceline.engine.account import Drafted, Table
 from paceline.engine.sequence import Sequence
 from paceline.kernels.ops import Hidden
 from paceline.models.batch import Batch, Work
@@ -25,7 +25,6 @@ class Times:
     start: float
     before_draft: float = 0.0
     drafted: float = 0.0
-    launched: float = 0.0
     read: float = 0.0
 
 
@@ -106,9 +105,6 @@ class Round:
             return self.out.logits[:0]
         first, last = self.batch.places.first_sampled[number : number + 2]
         return self.out.logits[first:last]
-
-
-Table = list[list[int]]
 
 
 class Sent:

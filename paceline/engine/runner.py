@@ -18,7 +18,7 @@ from paceline.drafters.tree import Proposal
 from paceline.engine.context import DraftContext
 from paceline.engine.round import Plan, PromptRows, Round, Times, histories, pad_proposal, undrafted
 from paceline.kernels.ops import Hidden, cache_rows
-from paceline.models.batch import Batch, Nodes, Static, pack, pack_rows, places_of
+from paceline.models.batch import Batch, Nodes, pack, pack_newest
 from paceline.sampling.processors import process
 from paceline.sampling.rules import Rule
 from paceline.sampling.state import SamplerState
@@ -90,11 +90,7 @@ class Runner:
         size = self.cache.pool.block_size
         if slots is None:
             return pack(plan.work, self.table, size, nodes, plan.num_sampling), paths
-        places = places_of(
-            tuple([(w.count, w.num_nodes) for w in plan.work]), plan.num_sampling, proposal.num_nodes, slots.device
-        )
-        given = Static([work.bound + work.count + work.num_nodes for work in plan.work], nodes)
-        return pack_rows(places, slots, self.table.lengths[slots] - 1, self.table, size, given), paths
+        return pack_newest(plan.work, slots, self.table, size, nodes), paths
 
     def _verify(
         self, plan: Plan, proposal: Proposal, paths: Tensor | None, batch: Batch, out: Hidden

@@ -107,10 +107,8 @@ class Places:
     def sampled(self) -> Tensor:
         """[R] rows of the batch, sampling sequence after sampling sequence."""
         rows: list[int] = []
-        for (count, _), first, size in zip(
-            self.shape[: self.num_sampling], self._firsts.tolist(), self._sizes.tolist()
-        ):
-            rows += range(first + count - 1, first + size)
+        for (count, nodes), first in zip(self.shape[: self.num_sampling], self.first_rows):
+            rows += range(first + count - 1, first + count + nodes)
         return torch.tensor(rows, dtype=torch.int64).to(self._device)
 
     @functools.cached_property
@@ -188,8 +186,7 @@ def pack(
         known = [[item.slot for item in work], [-1 if item.start is None else item.start for item in work]]
         slots, starts = torch.tensor(known, dtype=torch.int64).to(device, non_blocking=True).unbind()
         starts = torch.where(starts >= 0, starts, table.lengths[slots] - 1)
-        reaches = [(item.bound if item.start is None else item.start) + item.count + item.num_nodes for item in work]
-        return pack_rows(places, slots, starts, table, block_size, Static(reaches, nodes, first=first))
+        return pack_rows(places, slots, starts, table, block_size, Static(_reaches(work), nodes, first=first))
     drafted = nodes.tokens.tolist() if nodes is not None and any(item.num_nodes for item in work) else None
     spans: list[Span] = []
     slots_: list[int] = []
@@ -221,6 +218,18 @@ def pack(
     seen_from = None if first is None else first[places.owner]
     layout = Layout(slot_t, positions, base_t, path, seen_from, line_t, write_t, table.pages.tensor, block_size, spans)
     return Batch(ids, layout, places, [item.slot for item in work])
+
+
+def pack_newest(work: list[Work], slots: Tensor, table: Slots, block_size: int, nodes: Nodes) -> Batch:
+    """Work that is wherever the device says, all of which samples; slots [B] are there already: nothing is sent."""
+    shape = tuple([(item.count, item.num_nodes) for item in work])
+    places = places_of(shape, len(work), nodes.tokens.shape[1], slots.device)
+    return pack_rows(places, slots, table.lengths[slots] - 1, table, block_size, Static(_reaches(work), nodes))
+
+
+def _reaches(work: list[Work]) -> list[int]:
+    """For each sequence one more than the furthest line it may touch."""
+    return [(item.bound if item.start is None else item.start) + item.count + item.num_nodes for item in work]
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -146,7 +147,8 @@ def test_only_chains_stay_a_chain_and_empty_answers_do_no_harm() -> None:
 
 
 def test_chosen_tokens_beside_drawn_ones_are_point_masses() -> None:
-    drawn = Proposal.of_chains(torch.tensor([[1, 2]]), torch.tensor([2]), "drawn", probs=torch.rand(1, 2, 5))
+    chain = Proposal.of_chains(torch.tensor([[1, 2]]), torch.tensor([2]), "drawn")
+    drawn = dataclasses.replace(chain, probs=torch.rand(1, 2, 5))
     merged = merge([([1], tree([3, 4, 0], [-1, 0, -1], "chosen")), ([0], drawn)], 2, CPU)
     assert merged.probs is not None and drawn.probs is not None
     assert torch.equal(merged.probs[0, :2], drawn.probs[0])

@@ -11,6 +11,9 @@ import torch
 from paceline import SamplingParams
 from paceline.drafters.base import Context
 from paceline.drafters.tree import Proposal
+from paceline.engine.budget import Load
+from paceline.engine.round import Plan, Times
+from paceline.models.batch import Work
 from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
 from tests.fakes import VOCAB, Known, Replay, Tapping, tiny_llm, tiny_model
 
@@ -33,6 +36,32 @@ def test_reading_a_round_touches_nothing_but_what_was_sent(monkeypatch: pytest.M
             patch.setattr(Replay, "observe", lambda self, seen: None)
             llm.generate(prompts(3), SETTINGS["greedy"])
     assert reads and set(reads) == {"sent"}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["none", "ngram", "draft_is_target", "replay_tree", "pair_reader"])
+def test_a_round_given_its_slots_on_the_device_says_what_plain_decoding_says(name: str) -> None:
+    """The round as it is captured: work that is wherever the device says, nothing sent and nothing read."""
+    drafter = None if name == "none" else DRAFTERS[name](recorded(3, "seeded"))
+    llm = tiny_llm(drafter, behind=0)
+    engine = llm.engine
+    for prompt in prompts(3):
+        llm.add(prompt, SETTINGS["seeded"])
+    while engine.scheduler.waiting or any(sequence.num_left != 1 for sequence in engine.scheduler.running):
+        llm.step()
+    sequences = list(engine.scheduler.running)
+    assert all(engine.scheduler._reach(sequence, sequence.max_length) for sequence in sequences)
+    engine.table.flush()
+    nodes = engine.budget.choose(Load(3, 0), engine.stats)
+    work = [Work(sequence.slot, None, 1, nodes, sequence.max_length) for sequence in sequences]
+    slots = torch.tensor([item.slot for item in work])
+    for _ in range(8):
+        engine.runner.run(Plan(sequences, list(work), 3 if nodes else 0, 3), Times(0.0), slots)
+    lengths = engine.table.lengths[slots].tolist()
+    for sequence, length, row in zip(sequences, lengths, engine.table.tokens.tensor[slots].tolist()):
+        prompt = sequence.tokens[: sequence.prompt_length]
+        wanted = prompt + plain(3, "seeded")[prompts(3).index(prompt)]
+        assert row[:length] == wanted[:length] and length >= len(prompt) + 9
 
 
 class Greedy(Known):
