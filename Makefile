@@ -1,16 +1,18 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# make demo TORCH=cpu: PyTorch without CUDA, a quarter of the size on Linux
+FROM := $(if $(filter cpu,$(TORCH)),--extra-index-url https://download.pytorch.org/whl/cpu)
 
 .PHONY: demo test check docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt hatch_build.py $(wildcard paceline/kernels/cpu/csrc/*)
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet $(FROM) --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
 demo: $(VENV)/installed
-	$(BIN)/paceline compare --drafter ngram:max_match=4,min_match=2 --drafter suffix --max-tokens 128 --rounds 3 --output demo
+	$(BIN)/paceline compare --demo edit --rounds 5 --output demo
 
 test: $(VENV)/installed
 	$(BIN)/pytest -n 2
@@ -25,4 +27,4 @@ docs: $(VENV)/installed
 	@echo "built: site/index.html"
 
 clean:
-	rm -rf $(VENV) demo site build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo demo-* site build dist .pytest_cache .mypy_cache .ruff_cache

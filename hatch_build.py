@@ -1,7 +1,9 @@
 """The package's build hook: compiles the native kernels and puts them into the wheel."""
 
 import importlib.util
+import re
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,15 @@ class NativeKernels(BuildHookInterface):
         spec = importlib.util.spec_from_file_location("build_native", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        built = module.build()
-        if built is None:
-            print("paceline: no C++ compiler; installing without native kernels", file=sys.stderr)
+        if module.build() is None:
+            reason = "there is no C++ compiler" if module.find_compiler() is None else "the C++ compiler failed"
+            print(
+                f"paceline: the native kernels are left out, because {reason}; on a CPU the slower torch kernels will "
+                "be used until g++ or clang++ is there and paceline is installed again",
+                file=sys.stderr,  # pip shows it with -v
+            )
             return
+        # The library is opened by ctypes: it wants a system and a processor, not one version of Python.
+        build_data["tag"] = f"py3-none-{re.sub('[-.]', '_', sysconfig.get_platform())}"
         build_data["pure_python"] = False
-        build_data["infer_tag"] = True
         build_data["artifacts"].append("paceline/kernels/cpu/_native.so")

@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import gzip
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +108,12 @@ class Sizes:
 QUICK = Sizes(8, 6, 4, 16, 16, 24, (1, 2, 4), 64, 8, 128, 1, 1, 1)
 DRAFTERS: dict[str, list[Any] | None] = {
     "plain": None,
-    "ngram 5, 1–3": ["NGram", 5, 1, 3],
-    "ngram 8, 2–4": ["NGram", 8, 2, 4],
+    "ngram": ["NGram"],
     "suffix": ["Suffix"],
 }
 LOOKUP = 10
 FAR = "paceline, further"
 ALONE = ", decoding alone"  # beside a figure with the time of reading the prompts
-OPENING = "The first thing that I noticed was"
 SLOW_REPEATS = 3
 WIDTH = 140  # of the table, at least
 CATEGORIES = ("summarization", "rag")
@@ -135,8 +133,6 @@ REACH: dict[str, tuple[str, float]] = {
     },
     "memory, small / file + cache": ("≤", 1.3),
     "memory, large / file + cache": ("≤", 1.3),
-    "outside the library, small / 500 µs": ("≤", 1.0),
-    "start to first token, small / 5 s": ("≤", 1.0),
 }
 
 
@@ -187,18 +183,13 @@ class Bench:
         """The sides asked for, loaded, or why not; ours first, because it knows where the file is."""
         path, sides = model, {}
         for kind in ("paceline", *kinds):
-            extra = {
-                "llama.cpp": self.options.llama_options,
-                "transformers": {"dtype": self.options.transformers_dtype},
-            }
+            extra = self.options.llama_options if kind == "llama.cpp" else {}
             try:
                 if kind in self.peers and self.peers[kind].ended:
                     self.peers.pop(kind).close()
                 if kind not in self.peers:
                     self.peers[kind] = self.start(kind)
-                about = self.peers[kind](
-                    "load", model=path, length=length, threads=self.options.threads, **extra.get(kind, {})
-                )
+                about = self.peers[kind]("load", model=path, length=length, threads=self.options.threads, **extra)
             except PeerError as error:
                 if kind == "paceline":
                     raise
@@ -259,19 +250,13 @@ def compare_speed(
     return {"rows": [row], "raw": taken, "same_tokens": same}
 
 
-def decode(bench: Bench, name: str, model: str, new: int) -> dict[str, Any]:
+def decode(bench: Bench, size: str) -> dict[str, Any]:
     """Greedy tokens after a short prompt, the prompt's own time left out."""
+    sizes = (bench.sizes.prompt, bench.sizes.new if size == "small" else bench.sizes.new_large)
+    model = getattr(bench.options, size)
     return compare_speed(
-        bench, name, model, (bench.sizes.prompt, new), lambda answer: (answer["rest"], len(answer["tokens"]) - 1)
+        bench, f"decode, {size}", model, sizes, lambda answer: (answer["rest"], len(answer["tokens"]) - 1)
     )
-
-
-def decode_small(bench: Bench) -> dict[str, Any]:
-    return decode(bench, "decode, small", bench.options.small, bench.sizes.new)
-
-
-def decode_large(bench: Bench) -> dict[str, Any]:
-    return decode(bench, "decode, large", bench.options.large, bench.sizes.new_large)
 
 
 def prefill(bench: Bench) -> dict[str, Any]:
@@ -335,16 +320,10 @@ def built_in() -> dict[str, list[str]]:
     return {"built-in": [question.text for question in own_prompts("te")]}
 
 
-def speculative_small(bench: Bench) -> dict[str, Any]:
-    return speculate(bench, bench.options.small, "turns", bench.sizes.num_prompts)
-
-
-def speculative_large(bench: Bench) -> dict[str, Any]:
-    return speculate(bench, bench.options.large, "prompt", bench.sizes.num_prompts_large)
-
-
-def speculate(bench: Bench, model: str, wanted: str, limit: int) -> dict[str, Any]:
+def speculate(bench: Bench, size: str) -> dict[str, Any]:
     """Every drafter against plain decoding, llama.cpp and transformers, category by category."""
+    model, sizes = getattr(bench.options, size), bench.sizes
+    wanted, limit = ("turns", sizes.num_prompts) if size == "small" else ("prompt", sizes.num_prompts_large)
     asked = read_questions(bench.options.dataset_path, wanted) if bench.options.dataset_path else built_in()
     if not asked:
         raise PeerError(f"no dataset given has the field {wanted!r}")
@@ -362,7 +341,7 @@ def speculate(bench: Bench, model: str, wanted: str, limit: int) -> dict[str, An
             raise PeerError(f"no prompt of {category} fits into {most} tokens")
         taken = ask_all(bench, sides, fitting, bench.end_ids(model))
         raw[category] = {"prompt_tokens": [len(ids) for ids in fitting], "runs": taken}
-        shown += judge(f"{'small' if wanted == 'turns' else 'large'}, {category}", taken, sides)
+        shown += judge(f"{size}, {category}", taken, sides)
     return {"rows": shown, "raw": raw}
 
 
@@ -436,20 +415,13 @@ def judge(where: str, taken: dict[str, list[list[Answer]]], sides: dict[str, Pee
     return shown
 
 
-# Memory, overhead, start
+# Memory
 
 
-def memory_small(bench: Bench) -> dict[str, Any]:
-    return memory(bench, "memory, small", bench.options.small)
-
-
-def memory_large(bench: Bench) -> dict[str, Any]:
-    return memory(bench, "memory, large", bench.options.large)
-
-
-def memory(bench: Bench, name: str, model: str) -> dict[str, Any]:
+def memory(bench: Bench, size: str) -> dict[str, Any]:
     """The peak of a fresh process after one request, less what it had after its imports."""
     total, raw, about, ids = bench.sizes.total, {}, {}, []
+    name, model = f"memory, {size}", getattr(bench.options, size)
     new = min(64, total // 4)
     missing = ""
     for kind in ("paceline", "llama.cpp"):
@@ -479,90 +451,39 @@ def memory(bench: Bench, name: str, model: str) -> dict[str, Any]:
     return {"rows": shown, "raw": raw}
 
 
-def overhead(bench: Bench) -> dict[str, Any]:
-    """Of a decoding step, what is not spent inside the compiled library."""
-    sizes = bench.sizes
-    sides = bench.load(bench.options.small, sizes.prompt + sizes.new)
-    ours = present(sides)["paceline"]
-    ids = bench.prose(ours, sizes.prompt)
-    turns = in_turn(bench.options.repeat, {"paceline": lambda: ours("overhead", ids=ids, new=sizes.new)})
-    steps = [step for turn in turns["paceline"] for step in turn or []]
-    if not steps:
-        row = Row("outside the library, small", "µs/step", None, "step", None, "the native kernels are not in use")
-        return {"rows": [row], "raw": turns}
-    spent = median([(whole - inside) * 1e6 for whole, inside in steps])
-    whole = median([whole * 1e6 for whole, _ in steps])
-    shown = [
-        Row("outside the library, small", "µs/step", spent, against, peer)
-        for against, peer in (("step", whole), ("500 µs", 500.0))
-    ]
-    return {"rows": shown, "raw": turns}
-
-
-def start(bench: Bench) -> dict[str, Any]:
-    """From starting a process to its first token, the model's file in the cache."""
-    bench.load(bench.options.small, bench.sizes.length)
-    about = bench.settings[f"paceline {bench.options.small}"]
-
-    def run(kind: str) -> float:
-        began = clock()
-        with bench.fresh(kind) as peer:
-            where = bench.options.small if kind == "paceline" else about["path"]
-            extra = bench.options.llama_options if kind == "llama.cpp" else {}
-            peer("first", model=where, threads=bench.options.threads, text=OPENING, **extra)
-            return clock() - began
-
-    raw: dict[str, list[float]] = {"paceline": [], "llama.cpp": []}
-    missing = ""
-    for turn in range(bench.options.repeat + 1):
-        for kind in raw:
-            try:
-                spent = run(kind) if not (missing and kind == "llama.cpp") else math.nan
-            except PeerError as error:
-                if kind == "paceline":
-                    raise
-                missing = str(error)
-                continue
-            if turn and not math.isnan(spent):
-                raw[kind].append(spent)
-    theirs = median(raw["llama.cpp"]) if raw["llama.cpp"] else None
-    ours = median(raw["paceline"])
-    name = "start to first token, small"
-    return {"rows": [Row(name, "s", ours, "llama.cpp", theirs, missing), Row(name, "s", ours, "5 s", 5.0)], "raw": raw}
-
-
 FIGURES: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    "decode-small": decode_small,
-    "decode-large": decode_large,
+    "decode-small": partial(decode, size="small"),
+    "decode-large": partial(decode, size="large"),
     "prefill": prefill,
     "rows": rows,
-    "speculative-small": speculative_small,
-    "speculative-large": speculative_large,
-    "memory-small": memory_small,
-    "memory-large": memory_large,
-    "overhead": overhead,
-    "start": start,
+    "speculative-small": partial(speculate, size="small"),
+    "speculative-large": partial(speculate, size="large"),
+    "memory-small": partial(memory, size="small"),
+    "memory-large": partial(memory, size="large"),
 }
 
 
-def show(shown: list[dict[str, Any]]) -> None:
+def show(heads: list[str], rows: list[list[str]]) -> None:
+    """A table on the terminal: the first and the last column are words."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    table.add_column("figure", overflow="fold")
-    for name in ("ours", "peer", "ratio", "reach"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("against", overflow="fold")
-    for row in shown:
-        sign, reach = REACH.get(f"{row['figure']} / {row['against']}", ("", None))
-        figures = [f"{value:.4g} {row['unit']}" if value is not None else "–" for value in (row["ours"], row["peer"])]
-        ratio = "–" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        note = f"{row['against']} ({row['note']})" if row["note"] else row["against"]
-        table.add_row(row["figure"], *figures, ratio, "–" if reach is None else f"{sign} {reach:g}", note)
-    console = Console()
-    Console(width=max(console.width, WIDTH)).print(table)
+    for place, head in enumerate(heads):
+        words = place in (0, len(heads) - 1)
+        table.add_column(head, overflow="fold", justify="left" if words else "right", no_wrap=not words)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=max(Console().width, WIDTH)).print(table)
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    sign, reach = REACH.get(f"{row['figure']} / {row['against']}", ("", None))
+    figures = [f"{value:.4g} {row['unit']}" if value is not None else "–" for value in (row["ours"], row["peer"])]
+    ratio = "–" if row["ratio"] is None else f"{row['ratio']:.2f}"
+    note = f"{row['against']} ({row['note']})" if row["note"] else row["against"]
+    return [row["figure"], *figures, ratio, "–" if reach is None else f"{sign} {reach:g}", note]
 
 
 def read_options(given: list[str] | None) -> argparse.Namespace:
@@ -578,7 +499,6 @@ def read_options(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--small", default="smollm2-135m", help="the small model")
     parser.add_argument("--large", default="qwen2.5-coder-1.5b", help="the large model")
     parser.add_argument("--llama-options", type=json.loads, default={}, help='such as {"flash_attn": true}')
-    parser.add_argument("--transformers-dtype", default="float32")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(given)
     if options.repeat < 1 or options.threads < 1:
@@ -606,7 +526,8 @@ def main(given: list[str] | None = None) -> None:
         figures[name] = about(bench, given) | found | {"seconds": clock() - began, "load_before": load}
         save(bench, figures)  # after each: whoever stops this keeps what was measured
     bench.close()
-    show([row for name in options.only for row in figures[name]["rows"]])
+    shown = [cells(row) for name in options.only for row in figures[name]["rows"]]
+    show(["figure", "ours", "peer", "ratio", "reach", "against"], shown)
     sys.exit(1 if failures else 0)
 
 

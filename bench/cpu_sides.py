@@ -52,11 +52,11 @@ class Paceline(Side):
             "transformers": transformers.__version__,
         }
 
-    def load(self, model: str, length: int | None, threads: int, kernels: str = "auto") -> dict[str, Any]:
+    def load(self, model: str, length: int, threads: int, kernels: str = "auto") -> dict[str, Any]:
         from paceline.models import loader
 
         self.torch.set_num_threads(threads)
-        options = {} if length is None else {"max_model_len": length, "max_num_seqs": 1, "prefix_caching": False}
+        options = {"max_model_len": length, "max_num_seqs": 1, "prefix_caching": False}
         self.llm = None  # the former one goes before the next comes
         self.llm = self._llm(model, kernels=kernels, **options)
         library = getattr(self.llm.model.ops, "library", None)
@@ -132,31 +132,6 @@ class Paceline(Side):
         engine.cache.pool.release(pages)
         return {count: taken[1:] for count, taken in times.items()}
 
-    def overhead(self, ids: list[int], new: int) -> list[list[float]] | None:
-        """For every decoding step, seconds in all and seconds inside the library; None without native kernels."""
-        import paceline
-        from paceline.prompts import Prompt
-
-        ops = self.llm.model.ops
-        if getattr(ops, "library", None) is None:
-            return None
-        plain, ops.library = ops.library, TimedLibrary(ops.library)
-        try:
-            self.llm.set_drafter(None)
-            params = paceline.SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
-            request = self.llm.add(Prompt(None, ids), params)
-            while not self.llm.step()[-1].tokens:
-                pass
-            steps, finished = [], False
-            while not finished:
-                before, start = ops.library.seconds, clock()
-                finished = self.llm.step()[-1].finished
-                steps.append([clock() - start, ops.library.seconds - before])
-            self.llm.abort(request)
-        finally:
-            ops.library = plain
-        return steps
-
     def losses(self, chunks: list[list[int]]) -> list[float]:
         """Minus the log-probability of every token but the first, summed by chunk."""
         import paceline
@@ -169,30 +144,6 @@ class Paceline(Side):
             assert told is not None and len(told) == len(ids)
             sums.append(-sum(entry[token].logprob for entry, token in zip(told[1:], ids[1:]) if entry is not None))
         return sums
-
-    def first(self, model: str, threads: int, text: str) -> None:
-        """From nothing to a first token, with the options anybody gets."""
-        self.load(model, None, threads)
-        self.answers([self.tokenize(text)], 1, [])
-
-
-class TimedLibrary:
-    """The compiled library with the time spent inside it."""
-
-    def __init__(self, library: Any) -> None:
-        self._library, self.seconds = library, 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._library, name)
-
-        def timed(*given: Any) -> Any:
-            start = clock()
-            result = function(*given)
-            self.seconds += clock() - start
-            return result
-
-        setattr(self, name, timed)
-        return timed
 
 
 class LlamaCpp(Side):
@@ -208,29 +159,15 @@ class LlamaCpp(Side):
         self.versions = {"llama-cpp-python": llama_cpp.__version__}
         self.llm: Any = None
 
-    def load(
-        self, model: str, length: int, threads: int, model_params: dict[str, Any] | None = None, **options: Any
-    ) -> dict[str, Any]:
-        """`model_params` are fields of llama.cpp's own struct that its binding has no option for."""
+    def load(self, model: str, length: int, threads: int, **options: Any) -> dict[str, Any]:
+        """`options` are those of llama-cpp-python's own class."""
         if not model.endswith(".gguf"):
             raise ValueError(f"llama.cpp reads .gguf files, not {Path(model).name}")
-        defaults = self.c.llama_cpp.llama_model_default_params
-
-        def changed() -> Any:
-            params = defaults()
-            for name, value in (model_params or {}).items():
-                setattr(params, name, value)
-            return params
-
-        self.c.llama_cpp.llama_model_default_params = changed
-        try:
-            self._open(model, length, threads, options)
-        finally:
-            self.c.llama_cpp.llama_model_default_params = defaults
+        self._open(model, length, threads, options)
         self.context, self.vocabulary = self.llm.ctx, self.llm.n_vocab()
         self.memory_ = self.c.llama_get_memory(self.context)
         info = self.c.llama_print_system_info().decode()
-        return {"system": info, "options": options, "model_params": model_params or {}}
+        return {"system": info, "options": options}
 
     def _open(self, model: str, length: int, threads: int, options: dict[str, Any]) -> None:
         if self.llm is not None:
@@ -302,10 +239,6 @@ class LlamaCpp(Side):
             sums.append(float((totals - logits[range(len(ids) - 1), ids[1:]]).sum()))
         return sums
 
-    def first(self, model: str, threads: int, text: str, **options: Any) -> None:
-        self.load(model, 0, threads, **options)  # 0: the model's own length, as ours
-        self._prompt(self.llm.tokenize(text.encode(), add_bos=False)).argmax()
-
 
 class Transformers(Side):
     """transformers' generate on the dequantised weights, with its prompt lookup."""
@@ -319,15 +252,15 @@ class Transformers(Side):
         transformers.logging.disable_progress_bar()
         self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
 
-    def load(self, model: str, length: int, threads: int, dtype: str = "float32") -> dict[str, Any]:
+    def load(self, model: str, length: int, threads: int) -> dict[str, Any]:
         self.torch.set_num_threads(threads)
         path = Path(model)
         where = {"gguf_file": path.name} if path.is_file() else {}
         folder = path.parent if path.is_file() else path
         kind = self.transformers.AutoModelForCausalLM
         self.model: Any = None
-        self.model = kind.from_pretrained(folder, dtype=getattr(self.torch, dtype), **where).eval()
-        return {"dtype": dtype}
+        self.model = kind.from_pretrained(folder, dtype=self.torch.float32, **where).eval()
+        return {"dtype": "float32"}
 
     def answers(self, prompts: list[list[int]], new: int, stop: list[int], lookup: int | None = None) -> list[Answer]:
         return [self._answer(ids, new, stop, lookup) for ids in prompts]

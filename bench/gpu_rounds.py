@@ -68,7 +68,10 @@ class Standing:
 
     def run(self) -> Round:
         plan = Plan(self.plan.sequences, list(self.plan.work), self.plan.num_drafting, self.plan.num_sampling)
-        return self.llm.engine.runner.run(plan, Times(time.perf_counter()), self.slots)
+        runner = self.llm.engine.runner
+        if runner.listener is not None:
+            runner.note(runner.listener, plan)
+        return runner.run(plan, Times(time.perf_counter()), self.slots)
 
     def tokens(self) -> list[list[int]]:
         table = self.llm.engine.table
@@ -103,6 +106,7 @@ def clear(llm: LLM) -> None:
         llm.engine.abort(sequence)
     while llm.engine.has_work:
         llm.engine.step()
+        llm.engine.take()
 
 
 @torch.inference_mode()
@@ -180,7 +184,7 @@ def main() -> None:
     llm = LLM(options.model, device="cuda", dtype="bfloat16", kernels="torch", max_model_len=LENGTH, max_num_seqs=8)
     drafters = {
         "none": None,
-        "ngram": NGram(NODES, min_match=1, max_match=3),
+        "ngram": NGram(NODES),
         "ngram_reference": NGram(NODES, rule="reference"),
         "draft_model": DraftModel(random_model(llm.config.vocab_size), NODES),
         "draft_is_target": DraftModel(options.model, NODES),

@@ -1,16 +1,13 @@
 """What an engine step costs outside the model: a model that does next to nothing, so that the host's work is left.
 
-    python bench/host_overhead.py [--steps 40] [--sequences 1 16 64 256] [--profile 64]
+    python bench/host_overhead.py [--steps 40] [--sequences 1 16 64 256]
 
 Prints microseconds per step and per sequence, plain and with two drafters, and writes bench/results/host_overhead.json.
---profile N adds the functions that cost most at N sequences, for each drafter.
 """
 
 from __future__ import annotations
 
 import argparse
-import cProfile
-import pstats
 import statistics
 import time
 from dataclasses import dataclass
@@ -111,6 +108,7 @@ def fill(engine: Engine, count: int, temperature: float) -> None:
         engine.add(Sequence(str(number), 0, list(prompt), len(prompt), params, number, Words([], []), text, LENGTH))
     while engine.scheduler.waiting or any(sequence.num_left != 1 for sequence in engine.scheduler.running):
         engine.step()
+    engine.take()
 
 
 @dataclass
@@ -130,10 +128,12 @@ def measure(count: int, kind: str, temperature: float, steps: int) -> Row:
     model = engine.target.model
     for _ in range(5):
         engine.step()
+        engine.take()
     times, models, tokens = [], [], 0
     for _ in range(steps):
         before, start = model.seconds, clock()
-        updates = engine.step()
+        engine.step()
+        updates = engine.take()
         spent, inside = clock() - start, model.seconds - before
         assert len(updates) == count, "every sequence takes part in every step"
         times.append(spent - inside)
@@ -146,7 +146,7 @@ def measure(count: int, kind: str, temperature: float, steps: int) -> Row:
 def make_drafter(kind: str) -> Drafter | None:
     if kind == "plain":
         return None
-    return FixedChain() if kind == "fixed" else NGram(CHAIN, min_match=1, max_match=3).create()
+    return FixedChain() if kind == "fixed" else NGram(CHAIN).create()
 
 
 def growth(rows: list[Row]) -> list[str]:
@@ -161,30 +161,10 @@ def growth(rows: list[Row]) -> list[str]:
     return said
 
 
-def profile(count: int, kind: str, temperature: float, steps: int, shown: int = 14) -> list[str]:
-    """The functions with most time of their own, as `µs per step, calls per step, where`."""
-    engine = build(count, make_drafter(kind))
-    fill(engine, count, temperature)
-    profiler = cProfile.Profile()
-    profiler.enable()
-    for _ in range(steps):
-        engine.step()
-    profiler.disable()
-    entries = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
-    costly = sorted(entries.items(), key=lambda item: -item[1][2])[:shown]
-    lines = []
-    for (path, line, name), (_, calls, own, total, _) in costly:
-        where = f"{Path(path).parent.name}/{Path(path).name}:{line} {name}" if line else name
-        per = 1e6 / steps
-        lines.append(f"{own * per:9.0f} µs own {total * per:9.0f} µs with callees {calls / steps:8.1f} calls  {where}")
-    return lines
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--profile", type=int, metavar="N", help="profile at N sequences")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -202,10 +182,6 @@ def main() -> None:
     print("\n".join(said))
     data = {**machine.record(), "steps": arguments.steps, "rows": [vars(row) for row in rows], "growth": said}
     results.write(arguments.output, data)
-    if arguments.profile:
-        for kind, temperature in (("plain", 0.0), ("ngram", 0.0), ("fixed", 0.0), ("fixed", 0.8)):
-            print(f"\n{kind}, {arguments.profile} sequences, temperature {temperature:g}")
-            print("\n".join(profile(arguments.profile, kind, temperature, arguments.steps)))
 
 
 if __name__ == "__main__":

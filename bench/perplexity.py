@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cpu_peers import PROSE, Peer, PeerError
+from cpu_peers import PROSE, Peer, PeerError, show
 
 RESULTS = Path(__file__).resolve().parent / "results" / "perplexity.json"
 EXACT = "paceline, torch float32"
@@ -71,21 +71,9 @@ def judge(result: dict[str, Any]) -> None:
         side["ratio"] = side["perplexity"] / exact if side["perplexity"] and exact else None
 
 
-def show(result: dict[str, Any]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    table.add_column("side", no_wrap=True)
-    table.add_column("perplexity", justify="right")
-    table.add_column("over float32", justify="right")
-    for name, side in result["sides"].items():
-        if side["perplexity"] is None:
-            table.add_row(name, "–", side["note"])
-        else:
-            table.add_row(name, f"{side['perplexity']:.4f}", "–" if side["ratio"] is None else f"{side['ratio']:.5f}")
-    Console().print(table)
+def cells(name: str, side: dict[str, Any]) -> list[str]:
+    figures = [f"{side[key]:.5f}" if side[key] else "–" for key in ("perplexity", "ratio")]
+    return [name, *figures, side.get("note", "")]
 
 
 def read_options(given: list[str] | None) -> argparse.Namespace:
@@ -107,7 +95,7 @@ def main(given: list[str] | None = None) -> None:
     options = read_options(given)
     result = measure(options)
     judge(result)
-    show(result)
+    show(["side", "perplexity", "over float32", ""], [cells(name, side) for name, side in result["sides"].items()])
     from paceline.bench import machine, results
 
     told = machine.record()

@@ -1,6 +1,8 @@
 """Figures in README and docs come from files: nobody types them.
 
-A block stands between `<!-- figures: NAME -->` and `<!-- /figures -->` and shows bench/results/NAME.json.
+A block stands between `<!-- figures: NAME -->` and `<!-- /figures -->` and shows bench/results/NAME.json; one of
+`<!-- verdict: NAME -->` has its result in a sentence, one of `<!-- counts: NAME -->` what can be counted of it and does
+not depend on the machine.
 `python docs/pages.py` rewrites them all, next to the other blocks that come from files; this script does the same.
 Knows the layouts of `paceline compare`, `paceline sweep` and of the scripts in bench/. Measures nothing, and rounds
 only for reading.
@@ -9,23 +11,94 @@ only for reading.
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import re
 import statistics
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 BLOCK = re.compile(r"(<!-- figures: ([\w.-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+COUNTS = re.compile(r"(<!-- counts: ([\w.-]+) -->\n).*?(<!-- /counts -->)", re.DOTALL)
+VERDICT = re.compile(r"(<!-- verdict: ([\w.-]+)(?: (\w+))? -->\n).*?(<!-- /verdict -->)", re.DOTALL)
 MISSING = "*not measured yet*"
+RUNS = {
+    "dtype": "{dtype}",
+    "sampling": "{setting}",
+    "drafter": "{drafter}",
+    "tokens/s": "{tokens_per_second:.0f}",
+    "tokens per forward": "{tokens_per_forward:.2f}",
+    "same text as plain": "{identical_to_plain} of {prompts}",
+}
+HOST = {
+    "drafter": "{drafter}",
+    "temperature": "{temperature:g}",
+    "sequences": "{sequences}",
+    "ms a round": "{step_ms:.1f}",
+    "µs a token": "{token_us:.0f}",
+}
+CAPTURED = {
+    "drafter": "{drafter}",
+    "sequences": "{batch}",
+    "temperature": "{temperature:g}",
+    "rounds equal": "{rounds_equal} of {rounds}",
+    "tokens a round": "{tokens_per_round:.2f}",
+    "ms launched": "{launched_ms:.1f}",
+    "ms replayed": "{replayed_ms:.1f}",
+}
 ARITHMETIC = {"torch": "float32 (torch kernels)", "native": "packed (native kernels)"}
 
 
 def rewrite(text: str, results: Path = RESULTS) -> str:
     """The page with every block of figures as its file has it now."""
-    return BLOCK.sub(lambda match: f"{match[1]}\n{render(match[2], results)}\n\n{match[3]}", text)
+    text = BLOCK.sub(lambda match: f"{match[1]}\n{render(match[2], results)}\n\n{match[3]}", text)
+    text = COUNTS.sub(lambda match: f"{match[1]}\n{counts(_read(match[2], results))}\n\n{match[3]}", text)
+    return VERDICT.sub(lambda match: f"{match[1]}\n> {verdict(match[2], match[3] or '', results)}\n\n{match[4]}", text)
+
+
+def counts(data: dict[str, Any]) -> str:
+    """Forwards, drafts and accepted ones of a comparison, and what they come to at a measured cost of a row."""
+    rows = {row["figure"]: row["ratio"] for row in _read("cpu_peers")["figures"]["rows"]["rows"]}
+    cost = (rows["8 rows"] - 1) / 7
+    columns = {
+        "variant": "{name}",
+        "tokens per forward": "{tokens_per_forward:.2f}",
+        "drafts per forward": "{drafts:.2f}",
+        "drafts accepted": "{acceptance:.0%}",
+        f"gain, if a draft costs {cost:.0%} of a forward": "{gain:.2f}×",
+    }
+    told = []
+    for row in data["variants"][1:]:
+        drafts = sum(row["proposed_by_position"]) / len(row["seconds"]) / row["forwards"]
+        told.append({**row, "drafts": drafts, "gain": row["tokens_per_forward"] / (1 + cost * drafts)})
+    return written(columns, told)
+
+
+def verdict(name: str, kind: str = "", results: Path = RESULTS) -> str:
+    """What a comparison found, in a sentence or two; `kind`: on the prompts whose names begin so."""
+    from paceline.bench import report, sweep
+    from paceline.bench.interval import Cost, estimate
+
+    if not (results / f"{name}.json").is_file():
+        return MISSING
+    data = _read(name, results)
+    if not kind:
+        return report.verdict(data)
+    chosen = [place for place, prompt in enumerate(data["prompts"]) if prompt["name"].startswith(kind)]
+
+    def cost(run: dict[str, Any]) -> Cost:
+        spent = np.array(run["seconds"])[:, chosen]
+        return Cost(spent, np.tile([float(len(run["token_ids"][place])) for place in chosen], (len(spent), 1)))
+
+    found = {row["label"]: estimate(cost(data["default"]), cost(data[row["name"]])) for row in data["variants"][1:]}
+    best = max(found, key=lambda label: found[label].value)
+    return sweep.verdict(best, found[best])
 
 
 def render(name: str, results: Path = RESULTS) -> str:
@@ -33,20 +106,61 @@ def render(name: str, results: Path = RESULTS) -> str:
     path = results / f"{name}.json"
     if not path.is_file():
         return MISSING
-    data = json.loads(path.read_text(encoding="utf-8"))
-    if data.get("kind") == "sweep":
-        return render_sweep(data)
+    data = _read(name, results)
     if "variants" in data:
-        return render_compare(data)
+        return render_measured(_completed(data))
     if "runs" in data:
         return render_runs(data)
     if "rows" in data:
-        return render_captured(data) if "replayed_ms" in data["rows"][0] else render_rows(data)
+        return render_rows(data)
     if "figures" in data:
         return render_peers(data)
     if "sides" in data:
         return render_perplexity(data)
-    raise ValueError(f"{path.name} has none of variants, runs, rows, figures, sides: its layout is not known here")
+    if "starts" in data:
+        return render_starts(data)
+    if "dtypes" in data:
+        return render_dtypes(data)
+    raise ValueError(f"{path.name} has none of the keys by which a layout is known")
+
+
+def render_starts(data: dict[str, Any]) -> str:
+    """What bench/startup.py wrote."""
+    kinds = list(next(iter(data["starts"].values())))
+    heads = ["seconds, least (median)", *kinds]
+    shown = "{least:.2f} ({median:.2f})".format_map
+    rows = [[name, *(shown(figures[kind]) for kind in kinds)] for name, figures in data["starts"].items()]
+    named = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
+    low, high = data["load"]
+    machine = f"{data['machine']['cpu']}, {data['machine']['cores']} cores, load {low:.1f} to {high:.1f}"
+    count = len(next(iter(data["starts"].values()))["first"]["runs"])
+    return f"{table(heads, rows)}\n\n{data['model']}, {count} runs of each in turn; {machine}; {named}."
+
+
+def terminal(name: str) -> str:
+    """What the terminal showed of a measured run: its command, and what that command's own code says of its results."""
+    from rich.console import Console
+
+    from paceline.cli import measuring
+
+    data = _read(name)
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    folder = Path(data["options"]["output"])
+    measuring.show(data, False, [folder / file for file in measuring.FILES], console)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    return "\n".join([f"$ {data['command']}", *lines[1:]]) + "\n"
+
+
+def drawn(name: str, run: str) -> dict[str, str]:
+    """The picture and the report of a run, by their places in docs/."""
+    from paceline.bench import page
+
+    data = _read(run)
+    return {f"images/{name}.svg": page.draw(data), f"{name}.html": page.render(data)}
+
+
+def _read(name: str, results: Path = RESULTS) -> Any:
+    return json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def render_peers(data: dict[str, Any]) -> str:
@@ -154,73 +268,34 @@ def render_perplexity(data: dict[str, Any]) -> str:
     return f"{table(['arithmetic', 'perplexity', 'over float32'], rows)}\n\n{told}"
 
 
-def render_compare(data: dict[str, Any]) -> str:
-    """What `paceline compare` wrote, today or before it had intervals."""
-    prompts = len(data["prompts"])
-    rows = [
-        [
-            _without_folders(variant["name"]),
-            f"{variant['tokens_per_second']:.1f}",
-            _speed_up(variant),
-            f"{variant['tokens_per_forward']:.2f}",
-            _share(variant["acceptance"]),
-            f"{variant['identical']} of {variant.get('answered', prompts)}",
-        ]
-        for variant in data["variants"]
-    ]
-    heads = ["variant", "tokens/s", "speed-up", "tokens per forward", "drafts accepted", "same text as plain"]
-    parts = [table(heads, rows), _describe(data, prompts, data["options"]), *_differences(data)]
-    return "\n\n".join(parts)
+def render_measured(data: dict[str, Any]) -> str:
+    """What `paceline compare` or `paceline sweep` wrote."""
+    from paceline.bench import page, report
 
-
-def render_sweep(data: dict[str, Any]) -> str:
-    """What `paceline sweep` wrote."""
-    rows = [
-        [
-            "plain" if variant["draft_length"] is None else str(variant["draft_length"]),
-            f"{variant['tokens_per_second']:.1f}",
-            _speed_up(variant),
-            f"{variant['forward_speed_up']:.2f}×",
-            _share(variant["acceptance"]),
-            _share(variant["repeated_4grams"]),
-            f"{variant['identical']} of {variant['answered']}",
-        ]
-        for variant in data["variants"]
-    ]
-    heads = ["draft length", "tokens/s", "speed-up in time", "speed-up in forwards", "drafts accepted"]
-    heads += ["repeated 4-grams", "same text as plain"]
+    swept = data["kind"] == "sweep"
+    columns = report.columns(data)
+    heads = ["draft length" if swept else "variant", *(column.head for column in columns)]
+    names = [report.first_cell(data, row) if swept else _without_folders(row["name"]) for row in data["variants"]]
+    rows = [[name, *(column.cell(row) for column in columns)] for name, row in zip(names, data["variants"])]
     said = [data["best"]["verdict"]] if "best" in data else []
-    described = _describe(data, len(data["prompts"]), data["options"])
-    return "\n\n".join([table(heads, rows), *said, described, *_differences(data)])
+    told = f"{_without_folders(data['options']['model'])}: {page.asked(data)}. {_where(data)}."
+    if data["variants"][0].get("forward_speed_up") and report.is_disturbed(data):
+        told += " Other programs ran at the same time: every tokens/s is lower than it would be alone."
+    differences = [f"Not plain's text: {_without_folders(note)}." for note in report.differences(data)]
+    return "\n\n".join([table(heads, rows), *said, told, *differences])
 
 
-def _speed_up(variant: dict[str, Any]) -> str:
-    bounds = variant.get("speed_up_interval")
-    return f"{variant['speed_up']:.2f}×" + (f" ({bounds[0]:.2f}–{bounds[1]:.2f})" if bounds else "")
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"
+def _completed(data: dict[str, Any]) -> dict[str, Any]:
+    """A comparison recorded before it had intervals, in today's layout."""
+    for row in data["variants"]:
+        for name, value in (("draft_length", None), ("speed_up_interval", None), ("answered", len(data["prompts"]))):
+            row.setdefault(name, value)
+    return {"kind": "compare", **data}
 
 
 def _without_folders(name: str) -> str:
     """A model or drafter by its last name: where it lay on one machine says nothing to a reader."""
     return re.sub(r"[^\s:=,]*/", "", name)
-
-
-def _describe(data: dict[str, Any], prompts: int, options: dict[str, Any]) -> str:
-    """What was measured where."""
-    passes = max(len(variant["seconds"]) for variant in data["variants"])
-    often = "measured once" if passes == 1 else f"median of {passes} rounds"
-    cut = "; interrupted, so only complete passes count" if data.get("interrupted") else ""
-    sure = ""
-    if any(variant.get("speed_up_interval") for variant in data["variants"]):
-        sure = f" In brackets: 95% intervals, {data['interval']['resamples']} resamples of prompts and rounds."
-    return (
-        f"{_without_folders(options['model'])}, {prompts} prompts, at most {options['max_tokens']} tokens each, "
-        f"{options['batch_size']} at a time, temperature {options['temperature']:g}, {often}{cut}. "
-        f"{_where(data)}.{sure}"
-    )
 
 
 def _where(data: dict[str, Any]) -> str:
@@ -231,58 +306,42 @@ def _where(data: dict[str, Any]) -> str:
     return f"{told}; paceline {versions['paceline']}, torch {versions['torch']}; {data['date'][:10]}"
 
 
-def _differences(data: dict[str, Any]) -> list[str]:
-    """Every answer that was not the plain one, with the margin where it was computed."""
-    told = []
-    for variant in data["variants"]:
-        for answer in variant["answers"]:
-            found = answer["difference"]
-            if found is not None:
-                margin = "" if found["margin"] is None else f", margin {found['margin']:.5f}"
-                told.append(
-                    f"{_without_folders(variant['name'])}, {answer['prompt']}: token {found['position'] + 1}{margin}"
-                )
-    return [f"Differences from plain: {'; '.join(told)}."] if told else []
-
-
 def render_runs(data: dict[str, Any]) -> str:
-    """What bench/gpu_smoke.py wrote."""
-    rows = [
-        [
-            run["dtype"],
-            run["setting"],
-            run["drafter"],
-            f"{run['tokens_per_second']:.0f}",
-            f"{run['tokens_per_forward']:.2f}",
-            f"{run['identical_to_plain']} of {run['prompts']}",
-        ]
-        for run in data["runs"]
-    ]
-    heads = ["dtype", "sampling", "drafter", "tokens/s", "tokens per forward", "same text as plain"]
+    """A run of several dtypes and drafters on a GPU."""
     agrees = "the same bits as" if data["noise_agrees_with_cpu"] else "NOT the same bits as"
     versions = data["versions"]
-    note = (
-        f"{data['machine']}; the noise has {agrees} on a CPU; paceline {versions['paceline']}, "
-        f"torch {versions['torch']}; {data['date']}."
+    return (
+        f"{written(RUNS, data['runs'])}\n\n{data['machine']}; the noise has {agrees} on a CPU; "
+        f"paceline {versions['paceline']}, torch {versions['torch']}; {data['date']}."
     )
-    return f"{table(heads, rows)}\n\n{note}"
 
 
 def render_rows(data: dict[str, Any]) -> str:
-    """What bench/host_overhead.py wrote."""
-    rows = [
-        [
-            row["drafter"],
-            f"{row['temperature']:g}",
-            str(row["sequences"]),
-            f"{row['step_us'] / 1000:.1f}",
-            f"{row['token_us']:.0f}",
-        ]
-        for row in data["rows"]
-    ]
-    heads = ["drafter", "temperature", "sequences", "ms a round", "µs a token"]
-    note = f"{_where(data)}; median of {data['steps']} rounds."
-    return f"{table(heads, rows)}\n\n{note}"
+    """What bench/host_overhead.py or bench/gpu_rounds.py wrote."""
+    if "replayed_ms" in data["rows"][0]:
+        return f"{written(CAPTURED, data['rows'])}\n\n{_where(data)}."
+    rows = [{**row, "step_ms": row["step_us"] / 1000} for row in data["rows"]]
+    return f"{written(HOST, rows)}\n\n{_where(data)}; median of {data['steps']} rounds."
+
+
+def written(columns: dict[str, str], rows: list[dict[str, Any]]) -> str:
+    """A table by heads and how each cell is written."""
+    return table(list(columns), [[form.format(**row) for form in columns.values()] for row in rows])
+
+
+def render_dtypes(data: dict[str, Any]) -> str:
+    """What bench/cpu_dtypes.py wrote: a line a side, in brackets what another checkout gave in the same turns."""
+    sides = {(row["when"], row["weights"], row["dtype"]): row for row in data["dtypes"]}
+    forms = {"decode": "{:.1f}", "prefill": "{:.0f}", "rows": "{:.2f}×"}
+    lines = []
+    for weights, asked in [side[1:] for side in sides if side[0] == "now"]:
+        both = [sides[when, weights, asked] for when in ("now", "before") if (when, weights, asked) in sides]
+        told = [[form.format(statistics.median(row[name])) for name, form in forms.items()] for row in both]
+        cells = zip(*([*figures, row["kernels"]] for figures, row in zip(told, both)))
+        lines.append([weights, asked, *(now + "".join(f" ({other})" for other in before) for now, *before in cells)])
+    heads = ["weights", "`dtype`", "decode, tokens/s", "prefill, tokens/s", "6 rows against one", "kernels"]
+    turns = len(data["dtypes"][0]["decode"])
+    return f"{table(heads, lines)}\n\n{_where(data)}; one thread, medians of {turns} turns."
 
 
 def render_captured(data: dict[str, Any]) -> str:
@@ -305,11 +364,13 @@ def render_captured(data: dict[str, Any]) -> str:
     return f"{table(heads, rows)}\n\n{where}"
 
 
-def table(heads: list[str], rows: list[list[str]]) -> str:
+def table(heads: list[str], rows: Iterable[list[str]], mark: str = "---:") -> str:
+    """In Markdown; `mark` aligns all columns but the first."""
+
     def line(cells: list[str]) -> str:
         return "| " + " | ".join(cells) + " |"
 
-    marks = ["---" if place == 0 else "---:" for place in range(len(heads))]
+    marks = ["---", *[mark] * (len(heads) - 1)]
     return "\n".join([line(heads), line(marks), *(line(row) for row in rows)])
 
 

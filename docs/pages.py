@@ -4,14 +4,18 @@
     python docs/pages.py --check    change nothing; name the pages that are out of date
 
     <!-- figures: NAME -->            bench/results/NAME.json as a table, up to <!-- /figures -->
+    <!-- verdict: NAME [KIND] -->     what that run found (on prompts of a kind), in a sentence, up to <!-- /verdict -->
+    <!-- counts: NAME -->             what can be counted of that run, whatever the machine, up to <!-- /counts -->
     <!-- spellings: SYSTEM -->        the rows of paceline.compat for that system, up to <!-- /spellings -->
     <!-- example: NAME -->            the code block below shows examples/NAME
     <!-- refusal: NAME -->            the sentence with which examples/NAME ends, up to <!-- /refusal -->
-    <!-- transcript: NAME -->         the text block below shows docs/transcripts/NAME.txt
+    <!-- transcript: NAME -->         the text block below shows docs/transcripts/NAME.txt, or what the terminal showed
+                                      of a measured run
     <!-- recorded -->                 when and where the transcripts were made, up to <!-- /recorded -->
 
-Knows the markers. How results look is in figures.py, how transcripts are made in transcripts.py; docs/reference.md is
-written whole by reference.py, which this script calls.
+The picture and the report of that run are written too, so that table, terminal, picture and report on the pages are of
+one run. Knows the markers. How results look is in figures.py, how transcripts are made in transcripts.py;
+docs/reference.md is written whole by reference.py, which this script calls.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import figures
 import reference
+from spellings import ours
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES, TRANSCRIPTS = ROOT / "examples", ROOT / "docs" / "transcripts"
@@ -38,6 +43,7 @@ GROUPS = (
     ("Taken, and said to have no effect", ("no effect",)),
     ("Refused, with a sentence", ("refused", "later")),
 )
+RUNS = {"compare": "compare_smollm2"}  # transcripts that a results file has, with a picture and a report beside it
 LANGUAGES = {".py": "python", ".sh": "bash"}
 
 
@@ -57,7 +63,8 @@ def rewrite(text: str) -> str:
 def fenced(kind: str, name: str) -> str:
     """A file as a code block, between fences longer than any in the file."""
     path = EXAMPLES / name if kind == "example" else TRANSCRIPTS / f"{name}.txt"
-    body = path.read_text(encoding="utf-8")
+    measured = kind == "transcript" and name in RUNS
+    body = figures.terminal(RUNS[name]) if measured else path.read_text(encoding="utf-8")
     longest = max((len(run) for run in re.findall(r"`{3,}", body)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}{LANGUAGES.get(path.suffix, 'text')}\n{body.rstrip()}\n{fence}"
@@ -78,31 +85,27 @@ def recorded() -> str:
 
 
 def spellings(system: str) -> str:
-    """What another system calls things, what each is here, and the test that holds it."""
+    """What another system calls things, and what each is here."""
     from paceline.compat import SPELLINGS as rows
 
     found = [row for row in rows if row.system == system]
     parts = [_spelling_table(title, [row for row in found if row.effect in effects]) for title, effects in GROUPS]
-    test = found[0].test.replace(f"[{found[0].id}]", "[NAME]")
-    return "\n\n".join([f"Each row is held by a test, `{test}`; the last column gives its NAME.", *filter(None, parts)])
+    return "\n\n".join(filter(None, parts))
 
 
 def _spelling_table(title: str, rows: list[Any]) -> str:
-    if not rows:
-        return ""
-    heads = ["theirs", "here", "note", "test"]
-    lines = [heads, ["---"] * len(heads), *(_spelling(row) for row in rows)]
-    return f"**{title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    heads = ["theirs", "here", "note"]
+    return f"**{title}**\n\n{figures.table(heads, map(_spelling, rows), '---')}" if rows else ""
 
 
 def _spelling(row: Any) -> list[str]:
     """A row of the table. A flag that no command has is not shown: there the spelling is taken without effect."""
     theirs = f"`{row.name}`" + (f" = `{row.value}`" if row.value else "")
-    words = [part for part in row.ours.split(", ") if part]
+    words = [part for part in ours(row).split(", ") if part]
     typed = [part for part in words if not part.startswith("--") or part.split()[0] in reference.flags()]
     only = "no effect on the command line" if typed != words else "" if row.where == "both" else f"{row.where} only"
     here = ", ".join(_code(part) for part in typed) or "–"
-    return [theirs, here, "; ".join(filter(None, (row.note, only))) or "–", f"`{row.id}`"]
+    return [theirs, here, "; ".join(filter(None, (row.note, only))) or "–"]
 
 
 def _code(words: str) -> str:
@@ -110,21 +113,27 @@ def _code(words: str) -> str:
     return f"{before}{quote}`{rest}`" if quote else f"`{words}`"
 
 
+def files() -> dict[Path, str]:
+    """Every page, picture and report that comes from elsewhere, as it should be now."""
+    told = {
+        page: reference.page() if page == reference.PAGE else rewrite(page.read_text(encoding="utf-8"))
+        for page in pages()
+    }
+    drawn = {place: text for name, run in RUNS.items() for place, text in figures.drawn(name, run).items()}
+    return told | {ROOT / "docs" / place: text for place, text in drawn.items()}
+
+
 def main(words: list[str]) -> int:
     check = words == ["--check"]
     if words and not check:
         print(__doc__)
         return 2
-    stale = []
-    for page in pages():
-        old = page.read_text(encoding="utf-8")
-        new = reference.page() if page == reference.PAGE else rewrite(old)
-        if new != old:
-            stale.append(page.relative_to(ROOT).as_posix())
-            if not check:
-                page.write_text(new, encoding="utf-8")
-    for name in stale:
-        print(f"{name} {'is out of date' if check else 'was rewritten'}")
+    wanted = files()
+    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        if not check:
+            path.write_text(wanted[path], encoding="utf-8")
+        print(f"{path.relative_to(ROOT).as_posix()} {'is out of date' if check else 'was rewritten'}")
     return int(check and bool(stale))
 
 

@@ -25,20 +25,24 @@ HEAD = """# Reference
 
 Every public name, option and command. This page is written by `python docs/reference.py` from the code.
 """
-METHODS = ("generate", "chat", "stream", "set_drafter", "read_chat", "add", "step", "abort")
+METHODS = ("generate", "chat", "stream", "score", "set_drafter", "get_tokenizer", "read_chat")
+PACE = ("add", "step", "abort", "close")
+AWAITED = ("stream", "generate", "chat", "score", "abort", "set_drafter", "get_tokenizer", "close")
 
 
 def page() -> str:
     """The whole page."""
-    from paceline import LLM, FirstOf, SamplingParams, errors
+    from paceline import LLM, AsyncLLM, FirstOf, SamplingParams, errors
     from paceline.cli import app
     from paceline.drafters.table import loadable
     from paceline.engine.sequence import Logprob, Provenance
     from paceline.engine.stats import SequenceStats
     from paceline.llm import EngineOptions
-    from paceline.outputs import Chunk, CompletionOutput, RequestOutput
+    from paceline.outputs import Chunk, CompletionOutput, RequestOutput, Score
 
-    parts = [HEAD, "## The library\n", callable_section("LLM", LLM), *(method(LLM, name) for name in METHODS)]
+    parts = [HEAD, "## The library\n", callable_section("LLM", LLM)]
+    parts += [method(LLM, name) for name in METHODS + PACE]
+    parts += [callable_section("AsyncLLM", AsyncLLM), *(method(AsyncLLM, name) for name in AWAITED)]
     parts.append(options("EngineOptions", EngineOptions, ("engine.md", "Options")))
     parts.append(options("SamplingParams", SamplingParams, ("sampling.md", "Parameters")))
     parts.append("## Drafters\n")
@@ -46,7 +50,9 @@ def page() -> str:
         parts.append(options(kind.config.__name__, kind.config, (f"drafters/{kind.page}.md", "Options")))
     parts.append(callable_section("FirstOf", FirstOf) + "\nMore on [its page](drafters/first-of.md).\n")
     parts.append("## What comes back\n")
-    parts += [fields(kind) for kind in (RequestOutput, CompletionOutput, Chunk, SequenceStats, Provenance, Logprob)]
+    parts += [
+        fields(kind) for kind in (RequestOutput, CompletionOutput, Chunk, Score, SequenceStats, Provenance, Logprob)
+    ]
     parts.append("## Errors\n\n" + error_table(errors))
     parts.append("## Commands\n\n" + commands(typer.main.get_command(app), "paceline"))
     return "\n".join(parts).rstrip() + "\n"
@@ -197,7 +203,7 @@ def one_command(command: Any, path: str) -> str:
 
 def help_part(part: str) -> str:
     """A paragraph of a command's help; lines that begin with the program's name are to be typed."""
-    typed = all(line.startswith("paceline ") for line in part.splitlines())
+    typed = all(re.match("paceline |cat ", line) for line in part.splitlines())
     return f"```\n{part}\n```" if typed else " ".join(part.split())
 
 

@@ -1,11 +1,14 @@
-"""Reruns the commands that pages show, and keeps what a terminal showed.
+"""Reruns the commands that pages show, and keeps what a terminal showed, or what they measured.
 
     python docs/transcripts.py              rerun them all, then: python docs/pages.py
     python docs/transcripts.py NAME …       only these
 
 A transcript is docs/transcripts/NAME.txt: 80 columns, no colours. A picture is docs/images/NAME.svg: with colours, and
-narrow enough for a phone. Every command runs as typed, in an empty folder. Figures differ from run to run and from
-machine to machine; nobody edits them. Knows the commands; must not know what they answer.
+narrow enough for a phone. A measured run is bench/results/NAME.json, from which pages.py draws all else; nothing else
+should be running on the machine then. Every command runs as typed, in an empty folder. Figures differ from run to run
+and from machine to machine; nobody edits them. What the model answers does not differ on the CPU kernels: a test asks
+it again what is in ASKED, and fails when a page shows something else. Knows the commands; must not know what they
+answer.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TRANSCRIPTS, IMAGES = ROOT / "docs" / "transcripts", ROOT / "docs" / "images"
-RECORDED = TRANSCRIPTS / "recorded.json"
+RECORDED, RESULTS = TRANSCRIPTS / "recorded.json", ROOT / "bench" / "results"
 COLUMNS, NARROW, ROWS, PATIENCE = 80, 46, 60, 900.0
 
 ASK = '"Name three rivers."'
@@ -38,12 +41,26 @@ COMMANDS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "plain": (f"paceline generate {ASK} --stats", []),
     "suffix": (f"paceline generate {ASK} --drafter suffix --stats", []),
     "quickstart": ("python examples/quickstart.py", []),
-    "compare": ("paceline compare --num-prompts 4 --rounds 3 --no-show", []),
     "sweep": ("paceline sweep --drafter suffix --num-draft-tokens 1,2,4,8 --num-prompts 4 --rounds 3 --no-show", []),
     "chat": ("paceline chat --max-tokens 80", [("> ", line) for line in TALK]),
     "mistake": ("paceline generate Hello --max-tokns 5", []),
 }
 PICTURES = {"show-drafts": f"paceline generate {LIST} --max-tokens 100 --drafter suffix --show-drafts"}
+LENGTHS = ("min_match=1,max_match=3", "min_match=2,max_match=4", "min_match=3,max_match=5", "min_match=5,max_match=5")
+MEASURED = {
+    "compare_smollm2": "paceline compare --demo edit --rounds 5 --output demo",
+    "compare_mixed": "paceline compare --rounds 5 --output mixed",
+    "ngram_lengths": f"paceline compare --rounds 3 {' '.join(f'--drafter ngram:{pair}' for pair in LENGTHS)}",
+}
+QUICK = "Say this three times: the quick brown fox jumps over the lazy dog."
+# What the default model was asked in each, one after the other in a conversation, and the most tokens of an answer.
+ASKED: dict[str, tuple[list[str], int | None]] = {
+    "plain": ([ASK.strip('"')], None),
+    "suffix": ([ASK.strip('"')], None),
+    "quickstart": ([QUICK], 80),
+    "chat": ([line.strip() for line in TALK if not line.startswith("/")], 80),
+    "show-drafts": ([LIST.strip('"')], 100),
+}
 KEEP = {"replace_whitespace": False, "break_long_words": False, "break_on_hyphens": False}
 # A terminal's colours by their numbers, light enough for a dark card.
 COLOURS = {None: "#e8eef2", 1: "#ff9d8a", 2: "#7fd88f", 3: "#f2c14e", 4: "#8fb8ff", 5: "#e3a0e8", 6: "#6fd3e0"}
@@ -51,8 +68,8 @@ STYLES = re.compile(r"\x1b\[([0-9;]*)m")
 OTHERS = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b\][^\x07]*\x07|\x1b[=>]")
 
 
-def run(command: str, typed: list[tuple[str, str]], colours: bool) -> str:
-    """Everything a terminal is sent while the command runs."""
+def run(command: str, typed: list[tuple[str, str]], colours: bool, kept: Path | None = None) -> str:
+    """Everything a terminal is sent while the command runs; the results it wrote go to `kept`."""
     with tempfile.TemporaryDirectory() as empty:
         folder = ROOT if "examples/" in command else Path(empty)
         ours, theirs = pty.openpty()
@@ -72,6 +89,9 @@ def run(command: str, typed: list[tuple[str, str]], colours: bool) -> str:
         shown, left = _talk(ours, list(typed))
         if process.wait(timeout=10) not in (0, 2, 130) or left:
             raise SystemExit(f"{command} ended with {process.returncode}; {len(left)} lines were not typed:\n{shown}")
+        if kept is not None:
+            [results] = folder.glob("*/results.json")
+            kept.write_bytes(results.read_bytes())
     return shown.replace(str(Path.home()), "~")
 
 
@@ -165,20 +185,23 @@ def _safe(text: str) -> str:
 
 
 def main(words: list[str]) -> int:
-    unknown = [name for name in words if name not in COMMANDS and name not in PICTURES]
+    known = [*COMMANDS, *PICTURES, *MEASURED]
+    unknown = [name for name in words if name not in known]
     if unknown:
-        print(f"{', '.join(unknown)}: no such transcript; known: {', '.join([*COMMANDS, *PICTURES])}")
+        print(f"{', '.join(unknown)}: no such transcript; known: {', '.join(known)}")
         return 2
-    TRANSCRIPTS.mkdir(exist_ok=True)
-    for name in words or [*COMMANDS, *PICTURES]:
+    for name in words or known:
         print(name, flush=True)
-        if name in COMMANDS:
+        if name in MEASURED:
+            print(run(MEASURED[name], [], colours=False, kept=RESULTS / f"{name}.json"))
+        elif name in COMMANDS:
             (TRANSCRIPTS / f"{name}.txt").write_text(transcript(name), encoding="utf-8")
         else:
             (IMAGES / f"{name}.svg").write_text(picture(name), encoding="utf-8")
     from paceline.bench import machine
 
-    RECORDED.write_text(json.dumps(machine.record(), indent=2) + "\n", encoding="utf-8")
+    if {*COMMANDS, *PICTURES} & set(words or known):
+        RECORDED.write_text(json.dumps(machine.record(), indent=2) + "\n", encoding="utf-8")
     return 0
 
 

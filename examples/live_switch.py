@@ -8,7 +8,7 @@ llm = LLM(MODEL)  # no drafter: plain decoding
 question = "Repeat after me: one two three four, one two three four, one two three four."
 messages = [{"role": "user", "content": question}]
 params = SamplingParams(temperature=0, max_tokens=64)
-turns = {2: Suffix(), 4: NGram(min_match=1, max_match=3), 6: None}  # after so many chunks
+turns = {2: Suffix(), 4: NGram(), 6: None}  # after so many chunks
 
 for count, chunk in enumerate(llm.stream(messages, params), start=1):
     print(chunk.text, end="", flush=True)

@@ -4,7 +4,7 @@ from paceline import LLM, FirstOf, NGram, SamplingParams, Suffix
 
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
 
-llm = LLM(MODEL, drafter=FirstOf(Suffix(), NGram(min_match=1, max_match=3)))
+llm = LLM(MODEL, drafter=FirstOf(Suffix(), NGram()))
 question = "Repeat after me: one two three, one two three, one two three."
 messages = [{"role": "user", "content": question}]
 [answer] = llm.chat(messages, SamplingParams(temperature=0, max_tokens=32))

@@ -4,7 +4,7 @@ from paceline import LLM, NGram, SamplingParams
 
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
 
-llm = LLM(MODEL, drafter=NGram(num_draft_tokens=5, min_match=1, max_match=3))
+llm = LLM(MODEL, drafter=NGram())
 question = "Copy this list and add one fruit: apple, pear, plum, cherry, peach."
 messages = [{"role": "user", "content": question}]
 

@@ -1,33 +1,37 @@
-"""The user's object: `LLM(model, drafter=…)`, then `.generate`, `.chat` or `.stream`."""
+"""The user's object: `LLM(model, drafter=…)`, then `.generate`, `.chat` or `.stream`. Threads share it: `Shared`."""
 
 from __future__ import annotations
 
+import gc
 import itertools
-import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple, Self
+
+import torch
 
 from paceline import compat
 from paceline.cache.kv import KVCache
 from paceline.cache.pages import PagePool
 from paceline.cache.slots import Slots
-from paceline.drafters.base import Needs, Target
+from paceline.drafters.base import Drafter, Needs, Target
 from paceline.engine import sequence as sequences
 from paceline.engine.engine import Engine
 from paceline.engine.memory import check_room, count_pages, page_bytes
 from paceline.engine.options import EngineOptions
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.update import Update
-from paceline.errors import OptionError
+from paceline.errors import OptionError, not_an_object
 from paceline.models import loader
 from paceline.models.catalog import DEFAULT_MODEL
-from paceline.outputs import Chunk, RequestOutput, completion
+from paceline.outputs import Chunk, RequestOutput, Score, completion
 from paceline.params import SamplingParams
 from paceline.prompts import Prompt, read_prompts
 from paceline.requests import Limits, check, find_seed, prepare
-from paceline.templates import Message, PromptTemplate
+from paceline.shared import Shared
+from paceline.templates import Message, PromptTemplate, Tools
 
 __all__ = ["LLM", "EngineOptions"]
 
@@ -37,18 +41,38 @@ class _Unsaid(str):
 
 
 UNSAID = _Unsaid(DEFAULT_MODEL)
+SCORING = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
 
 
-class LLM:
+class Asked(NamedTuple):
+    """A request, checked and ready; nothing is queued yet."""
+
+    prompt: Prompt
+    samples: list[sequences.Sequence]
+
+    def output(self) -> RequestOutput:
+        first = self.samples[0]
+        told = first.prompt_logprobs if first.params.prompt_logprobs is not None else None
+        outputs = [completion(sample) for sample in self.samples]
+        return RequestOutput(first.request_id, self.prompt.text, self.prompt.ids, outputs, told)
+
+    def chunk(self, update: Update) -> Chunk:
+        output = completion(self.samples[update.index]) if update.finished else None
+        return Chunk(update.index, update.text, update.tokens, update.provenance, output, update.request_id)
+
+
+class LLM(Shared):
     """A model, and the drafter that rides ahead of it.
 
     model: an alias, a folder, a hub id, a .gguf file, or a transformers model object (then give its tokenizer too).
     drafter: None, "ngram", "suffix", a draft model's name, path or object, or NGram(…), Suffix(…), DraftModel(…),
     FirstOf(…). num_draft_tokens: the draft length of a drafter without its own.
+    It may be called from several threads at once; `close()`, or the end of a `with` block, frees its memory.
     Further options: see EngineOptions. The spellings of vLLM, LMFlow, Colossal-Inference and PaddleNLP are understood.
     """
 
     def __init__(self, model: Any = UNSAID, drafter: Any = None, tokenizer: Any = None, **options: Any) -> None:
+        super().__init__()
         known = ["model", "drafter", "num_draft_tokens", *(item.name for item in fields(EngineOptions))]
         self._notices = compat.Notices()
         given = {"drafter": drafter, **({} if model is UNSAID else {"model": model}), **options}
@@ -79,11 +103,13 @@ class LLM:
         end_ids = tuple(sorted(self.engine.end_ids))
         self.limits = Limits(self.config.vocab_size, max_model_len, self.options.max_prompt_len, end_ids)
         self._ids = itertools.count()
-        self._live: dict[str, list[sequences.Sequence]] = {}
-        self._boxes: dict[str, deque[Update]] = {}  # where a request's updates go
-        self._mail: deque[Update] = deque()  # of those that were added
-        self._lock = threading.RLock()
         self.engine.set_drafter(drafter)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self.close()
 
     def _find_length(self, most: int) -> int:
         asked = self.options.max_model_len
@@ -110,6 +136,7 @@ class LLM:
 
     def set_drafter(self, drafter: Any) -> None:
         """Turn speculation on, off (None) or over to another drafter; running requests go on."""
+        self._check_open()
         config = compat.make(drafter, self._num_draft_tokens)
         made = None if config is None else config.create()
         if made is not None:
@@ -119,7 +146,15 @@ class LLM:
             check_room(
                 page_bytes(needs.layers, pool.block_size, tails) * pool.num_pages + needs.bytes, engine.target.device
             )
-        self.engine.set_drafter(made)
+        self._do(lambda: self._set_drafter(made), wait_for_it=True)
+
+    def _set_drafter(self, drafter: Drafter | None) -> None:
+        self._check_open()
+        self.engine.set_drafter(drafter)
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer; None if it has none."""
+        return self.tokenizer
 
     def generate(
         self,
@@ -133,107 +168,97 @@ class LLM:
         Instead of sampling_params their fields may be given, also as other systems call them (max_new_tokens,
         do_sample, generation_config, …); the same holds for chat and stream.
         """
-        read = read_prompts(prompts, self.tokenizer, self.template if self.options.prompt_template else None)
-        return self._run(read, self._params(sampling_params, spellings, read), progress)
+        if spellings:
+            progress, _ = compat.read_call(spellings, progress)
+        return self._run(self._ask(prompts, sampling_params, spellings), progress)
 
     def chat(
         self,
         messages: list[Message] | list[list[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = False,
+        tools: Tools | None = None,
         **spellings: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, put into the model's chat template."""
-        conversations: Any = messages if messages and isinstance(messages[0], list) else [messages]
-        read = [self.read_chat(conversation) for conversation in conversations]
-        return self._run(read, self._params(sampling_params, spellings, read), progress)
+        """Answer one conversation or many, put into the model's chat template.
 
-    def read_chat(self, messages: list[Message]) -> Prompt:
-        """A conversation as a prompt."""
-        text = self.template.render(messages)
-        ids = self.tokenizer.encode(text, add_special_tokens=not self.template.own)
+        A message's content is a string, or a list of text parts as OpenAI writes them. tools: descriptions for the
+        template, as it wants them. chat_template, add_generation_prompt, continue_final_message and
+        chat_template_kwargs may be given as to transformers' apply_chat_template, also to stream.
+        """
+        progress, how = compat.read_call(spellings, progress, chat=True)
+        return self._run(self._ask_chat(messages, sampling_params, {"tools": tools, **how}, spellings), progress)
+
+    def read_chat(
+        self, messages: list[Message], tools: Tools | None = None, chat_template: str | None = None, **how: Any
+    ) -> Prompt:
+        """A conversation as a prompt. how: of transformers' apply_chat_template."""
+        template = self.template
+        if chat_template is not None:
+            template = PromptTemplate(chat_template, self.tokenizer, "chat_template")
+        text = template.render(messages, tools, **how)
+        ids = self.tokenizer.encode(text, add_special_tokens=not template.own)
         return Prompt(text, list(ids))
 
-    def stream(self, prompt: Any, sampling_params: SamplingParams | None = None, **spellings: Any) -> Iterator[Chunk]:
+    def stream(
+        self, prompt: Any, sampling_params: SamplingParams | None = None, tools: Tools | None = None, **spellings: Any
+    ) -> Iterator[Chunk]:
         """Complete one prompt (or a conversation: a list of messages) and yield its text as it comes."""
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict) and "role" in prompt[0]:
-            read = self.read_chat(prompt)
-        else:
-            read = self._read_one(prompt, "stream")
-        samples = self._prepare(read, self._params(sampling_params, spellings, [read])[0])
+        asked = self._ask_one(prompt, sampling_params, tools, spellings)
         updates: deque[Update] = deque()
-        left = len(samples)
+        left = len(asked.samples)
         try:
-            self._queue(samples, updates)
+            self._queue(asked.samples, updates.append)
             while left:
                 while updates:
                     update = updates.popleft()
                     left -= update.finished
-                    output = completion(samples[update.index]) if update.finished else None
-                    yield Chunk(update.index, update.text, update.tokens, update.provenance, output)
+                    yield asked.chunk(update)
                 if left:
-                    self._pump()
+                    self._take_turn()
         finally:
-            self._drop(samples)
+            self._drop(asked.samples)
 
-    # The engine's own pace, for servers and tests: add, step, abort.
+    def score(self, texts: Any) -> list[Score]:
+        """How likely the model finds given texts: the log-probability of every token but the first."""
+        return [Score.of(output) for output in self._run(self._ask_score(texts))]
 
     def add(self, prompt: Any, params: SamplingParams) -> str:
         """Queue a request and answer its id; `step` brings its updates. What is refused is not queued."""
         if not isinstance(prompt, Prompt):
             prompt = self._read_one(prompt, "add")
-        samples = self._prepare(prompt, params)
-        self._queue(samples, self._mail)
+        samples = self._prepare([prompt], [params])[0].samples
+        self._queue(samples, self._mail.append)
         return samples[0].request_id
 
-    def step(self) -> list[Update]:
-        """One round of the engine; returns what completed rounds brought the added requests, possibly nothing.
+    # Requests, read and checked; also for callers who do not wait in a thread. Nothing is queued yet.
 
-        Whoever else asks for rounds meanwhile, nothing is lost: it is returned by the next step. If several threads
-        take steps, each update goes to one of them.
-        """
-        self._pump()
-        updates = []
-        while self._mail:
-            updates.append(self._mail.popleft())
-        return updates
+    def _ask(self, prompts: Any, given: Any, spellings: dict[str, Any]) -> list[Asked]:
+        read = read_prompts(prompts, self.tokenizer, self.template if self.options.prompt_template else None)
+        return self._prepare(read, self._params(given, spellings, read))
 
-    def abort(self, request_id: str) -> None:
-        """End a request now; unknown or finished ones are left alone."""
-        with self._lock:
-            for sample in self._live.pop(request_id, []):
-                self.engine.abort(sample)
+    def _ask_chat(self, messages: Any, given: Any, how: dict[str, Any], spellings: dict[str, Any]) -> list[Asked]:
+        if not isinstance(messages, list | tuple):
+            raise OptionError(f"messages must be a list of messages, or of such lists, not {messages!r:.60}")
+        conversations: Any = messages if messages and isinstance(messages[0], list) else [messages]
+        read = [self.read_chat(conversation, **how) for conversation in conversations]
+        return self._prepare(read, self._params(given, spellings, read))
 
-    def _queue(self, samples: list[sequences.Sequence], box: deque[Update] | None) -> None:
-        """box: where its updates go."""
-        with self._lock:
-            request_id = samples[0].request_id
-            self._live[request_id] = samples
-            if box is not None:
-                self._boxes[request_id] = box
-            for sample in samples:
-                self.engine.add(sample)
+    def _ask_one(self, prompt: Any, given: Any, tools: Tools | None, spellings: dict[str, Any]) -> Asked:
+        """A prompt or a conversation."""
+        chat = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict) and "role" in prompt[0]
+        _, how = compat.read_call(spellings, chat=chat)
+        if chat:
+            read = self.read_chat(prompt, tools, **how)
+        elif tools is not None:
+            raise OptionError("tools belong to a conversation, but a prompt was given; give a list of messages")
+        else:
+            read = self._read_one(prompt, "stream")
+        return self._prepare([read], self._params(given, spellings, [read]))[0]
 
-    def _pump(self) -> None:
-        """One round; every update into the box it belongs to, in the order of rounds, whoever asked for it."""
-        with self._lock:
-            updates = self.engine.step()
-            for update in updates:
-                box = self._boxes.get(update.request_id)
-                if box is not None:
-                    box.append(update)
-            for request_id in {update.request_id for update in updates if update.finished}:
-                if all(sample.end_told for sample in self._live.get(request_id, ())):
-                    self._live.pop(request_id, None)
-                    self._boxes.pop(request_id, None)
-
-    def _drop(self, samples: list[sequences.Sequence]) -> None:
-        """Whoever asked for these has gone."""
-        with self._lock:
-            self._live.pop(samples[0].request_id, None)
-            self._boxes.pop(samples[0].request_id, None)
-            for sample in samples:
-                self.engine.abort(sample, tell=False)
+    def _ask_score(self, texts: Any) -> list[Asked]:
+        read = read_prompts(texts, self.tokenizer, None)
+        return self._prepare(read, [SCORING] * len(read))
 
     def _read_one(self, prompt: Any, where: str) -> Prompt:
         listed = read_prompts(prompt, self.tokenizer, self.template if self.options.prompt_template else None)
@@ -241,79 +266,73 @@ class LLM:
             raise OptionError(f"{where} takes one prompt, but {len(listed)} were given")
         return listed[0]
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams) -> list[sequences.Sequence]:
-        """A request's samples, checked and ready; nothing is queued yet. A refused request has no number in the run."""
-        check(prompt, params, self.tokenizer, self.limits)
-        number = next(self._ids)
-        seed = find_seed(params.seed, self.options.seed, number)
-        return prepare(prompt, params, self.tokenizer, self.limits, str(number), seed)
+    def _prepare(self, prompts: list[Prompt], params: list[SamplingParams]) -> list[Asked]:
+        """Where one of a call's requests is refused, none of them has a number in the run."""
+        self._check_open()
+        for pair in zip(prompts, params):
+            check(*pair, self.tokenizer, self.limits)
+        asked = []
+        for prompt, own in zip(prompts, params):
+            number = next(self._ids)
+            seed = find_seed(own.seed, self.options.seed, number)
+            asked.append(Asked(prompt, prepare(prompt, own, self.tokenizer, self.limits, str(number), seed)))
+        return asked
 
     def _params(self, given: Any, spellings: dict[str, Any], prompts: list[Prompt]) -> list[SamplingParams]:
         """Sampling parameters for each prompt."""
-        default, count = self.options.default_max_tokens, len(prompts)
-        if given is not None and spellings:
-            raise OptionError(f"sampling_params and {', '.join(spellings)} were both given; put everything into one")
         if given is None:
-            own = {} if default is None else {"max_tokens": default}
-            read = [compat.read_request(spellings, len(prompt.ids), self._notices) for prompt in prompts]
-            given = [SamplingParams(**{**own, **options}) for options in read]
-        if not isinstance(given, SamplingParams | Sequence):
-            raise OptionError(f"sampling_params must be SamplingParams, not {type(given).__name__}")
-        listed = [given] * count if isinstance(given, SamplingParams) else list(given)
-        if len(listed) != count:
-            raise OptionError(
-                f"{len(listed)} sampling parameters were given for {count} prompts; give one, or one each"
-            )
-        for params in listed:
-            if not isinstance(params, SamplingParams):
-                raise OptionError(f"sampling_params must be SamplingParams, not {type(params).__name__}")
-        return listed
+            return self._spelled_params(spellings, prompts)
+        if spellings and any(compat.read_request(spellings, len(prompt.ids), self._notices) for prompt in prompts):
+            raise OptionError(f"sampling_params and {', '.join(spellings)} were both given; put everything into one")
+        return [given] * len(prompts) if isinstance(given, SamplingParams) else _listed(given, len(prompts))
 
-    def _run(self, prompts: list[Prompt], params: list[SamplingParams], progress: bool) -> list[RequestOutput]:
-        prepared = [self._prepare(prompt, own) for prompt, own in zip(prompts, params)]
-        left = [sample for samples in prepared for sample in samples]
+    def _spelled_params(self, spellings: dict[str, Any], prompts: list[Prompt]) -> list[SamplingParams]:
+        default = self.options.default_max_tokens
+        own = {} if default is None else {"max_tokens": default}
+        read = [compat.read_request(spellings, len(prompt.ids), self._notices) for prompt in prompts]
+        return [SamplingParams(**{**own, **options}) for options in read]
+
+    def _run(self, asked: list[Asked], progress: bool = False) -> list[RequestOutput]:
+        left = [sample for one in asked for sample in one.samples]
         try:
-            for samples in prepared:
-                self._queue(samples, None)
-            with _progress(len(left), progress) as advance:
+            for one in asked:
+                self._queue(one.samples)
+            with _bar(len(left)) if progress else nullcontext(lambda count: None) as advance:
                 while left:
-                    self._pump()
+                    self._take_turn()
                     running = [sample for sample in left if not sample.end_told]
                     advance(len(left) - len(running))
                     left = running
-            return [self._output(samples, prompt) for samples, prompt in zip(prepared, prompts)]
+            return [one.output() for one in asked]
         finally:
-            for samples in prepared:
-                self._drop(samples)
+            for one in asked:
+                self._drop(one.samples)
 
-    @staticmethod
-    def _output(samples: list[sequences.Sequence], prompt: Prompt) -> RequestOutput:
-        first = samples[0]
-        asked = first.params.prompt_logprobs is not None
-        outputs = [completion(sample) for sample in samples]
-        return RequestOutput(
-            first.request_id, prompt.text, prompt.ids, outputs, first.prompt_logprobs if asked else None
-        )
+    def _free(self) -> None:
+        """All that is large; the tokenizer and the template stay."""
+        super()._free()
+        del self.model
+        gc.collect()  # an engine is full of circles
+        torch.cuda.empty_cache()
 
 
-class _progress:
-    """A bar on the terminal, or nothing."""
+def _listed(given: Any, count: int) -> list[SamplingParams]:
+    """Sampling parameters that were given one each."""
+    listed = list(given) if isinstance(given, Sequence) else [given]
+    for params in listed:
+        if not isinstance(params, SamplingParams):
+            raise OptionError(f"sampling_params must be SamplingParams, {not_an_object(params)}")
+    if len(listed) != count:
+        raise OptionError(f"{len(listed)} sampling parameters were given for {count} prompts; give one, or one each")
+    return listed
 
-    def __init__(self, total: int, shown: bool) -> None:
-        self._bar: Any = None
-        if shown:
-            from rich.console import Console
-            from rich.progress import Progress
 
-            self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task("generating", total=total)
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on the terminal; what is yielded takes it further."""
+    from rich.console import Console
+    from rich.progress import Progress
 
-    def __enter__(self) -> Any:
-        if self._bar is None:
-            return lambda count: None
-        self._bar.start()
-        return lambda count: self._bar.advance(self._task, count)
-
-    def __exit__(self, *ignored: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("generating", total=total)
+        yield lambda count: bar.advance(task, count)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from paceline.engine.sequence import Logprob, Provenance, Sequence
 from paceline.engine.stats import SequenceStats
 from paceline.engine.update import Update
+from paceline.errors import EngineError
 
 
 @dataclass
@@ -55,6 +57,32 @@ class Chunk:
     token_ids: list[int]
     provenance: list[Provenance] = field(default_factory=list)
     output: CompletionOutput | None = None  # with the last chunk of a sample
+    request_id: str = ""
+
+
+@dataclass
+class Score:
+    """How likely the model finds a text. The first token has nothing before it, and no log-probability."""
+
+    token_ids: list[int]
+    logprobs: list[float]  # of every token but the first
+
+    @property
+    def total(self) -> float:
+        return math.fsum(self.logprobs)
+
+    @property
+    def perplexity(self) -> float:
+        """How many equally likely tokens the model was choosing among, on average; 1 is certainty."""
+        return math.exp(-self.total / len(self.logprobs)) if self.logprobs else math.nan
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> Score:
+        ids, told = output.prompt_token_ids, output.prompt_logprobs or []
+        if len(told) != len(ids):
+            first = output.outputs[0]
+            raise EngineError(f"the text was not scored: {first.error or f'it ended with {first.finish_reason!r}'}")
+        return cls(ids, [entry[token].logprob for entry, token in zip(told, ids) if entry is not None])
 
 
 def completion(sequence: Sequence) -> CompletionOutput:

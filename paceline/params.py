@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
-from paceline.errors import OptionError
+from paceline.errors import OptionError, nearest
 
 GREEDY_BELOW = 1e-6
 MAX_LOGPROBS = 1000
 LARGEST = 1e6  # for what is multiplied into float32 logits
 
+Kind = TypeVar("Kind", bound=Callable[..., Any])
 
+
+def names_the_nearest(kind: Kind) -> Kind:
+    """A dataclass that refuses a field it does not have with the nearest that it has."""
+    made: Any = kind
+    init, known = made.__init__, [item.name for item in fields(made) if item.init]
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        for name in given.keys() - {*known}:
+            near = nearest(name, known)
+            hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+            raise OptionError(f"{made.__name__} has no parameter {name!r}; {hint}")
+        init(self, *args, **given)
+
+    made.__init__ = checked
+    return kind
+
+
+@names_the_nearest
 @dataclass(frozen=True)
 class SamplingParams:
     """How to pick tokens and when to stop.
@@ -29,6 +52,7 @@ class SamplingParams:
     logit_bias: added to a token's logit, by token id.
     bad_words: never write this word.
     allowed_token_ids: no other tokens than these.
+    logits_processors: functions (token_ids, logits) -> logits, called for every token with the answer so far.
     min_tokens: no end and no stop before so many tokens.
     max_tokens: the most tokens of an answer; None: up to the model's length.
     stop: end before this text.
@@ -53,6 +77,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     bad_words: Sequence[str | Sequence[int]] | None = None
     allowed_token_ids: Sequence[int] | None = None
+    logits_processors: Sequence[Callable[..., Any]] | None = None
     min_tokens: int = 0
     max_tokens: int | None = 16
     stop: str | Sequence[str] | None = None
@@ -68,6 +93,8 @@ class SamplingParams:
     stop_strings: tuple[str, ...] = field(init=False, default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for item in fields(self):
+            object.__setattr__(self, item.name, _plain(getattr(self, item.name)))
         self._check_numbers()
         self._check_counts()
         self._check_tokens()
@@ -77,6 +104,9 @@ class SamplingParams:
                 raise OptionError(f"{name}={getattr(self, name)!r} is not allowed; allowed: True or False")
         if stop is None or any(not isinstance(text, str) or not text for text in stop):
             raise OptionError(f"stop={self.stop!r} is not allowed; allowed: a non-empty string or a list of them")
+        for name, texts in (("stop", stop), ("bad_words", _listed(self.bad_words) or ())):
+            for text in texts:
+                check_text(name, text if isinstance(text, str) else "")
         object.__setattr__(self, "stop_strings", stop)
 
     @property
@@ -92,13 +122,13 @@ class SamplingParams:
         _number("repetition_penalty", self.repetition_penalty, 1 / LARGEST, LARGEST)
 
     def _check_counts(self) -> None:
-        _count("top_k", self.top_k, -1)
-        _count("n", self.n, 1)
-        _count("min_tokens", self.min_tokens, 0)
+        check_count("top_k", self.top_k, -1)
+        check_count("n", self.n, 1)
+        check_count("min_tokens", self.min_tokens, 0)
         for name, least in (("max_tokens", 1), ("logprobs", 0), ("prompt_logprobs", 0), ("max_draft_tokens", 0)):
             value = getattr(self, name)
             if value is not None:
-                _count(name, value, least)
+                check_count(name, value, least)
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(self, name) or 0) > MAX_LOGPROBS:
                 raise OptionError(f"{name}={getattr(self, name)} is not allowed; allowed: 0 to {MAX_LOGPROBS}")
@@ -116,7 +146,7 @@ class SamplingParams:
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
             raise OptionError(f"logit_bias={self.logit_bias!r} is not allowed; allowed: a dictionary of token ids")
         for token, bias in (self.logit_bias or {}).items():
-            if not _is_int(token) or token < 0 or not _is_number(bias) or abs(bias) > LARGEST:
+            if not is_int(token) or token < 0 or not _is_number(bias) or abs(bias) > LARGEST:
                 raise OptionError(
                     f"logit_bias={{{token!r}: {bias!r}}} is not allowed; allowed: token id → number within ±{LARGEST:g}"
                 )
@@ -125,15 +155,62 @@ class SamplingParams:
             raise OptionError(
                 f"bad_words={self.bad_words!r} is not allowed; allowed: a list of non-empty words or id lists"
             )
+        functions = _listed(self.logits_processors)
+        if functions is None or any(count_arguments(function) is None for function in functions):
+            raise OptionError(
+                f"logits_processors={self.logits_processors!r} is not allowed; allowed: a list of functions of "
+                "(token_ids, logits) or (prompt_token_ids, token_ids, logits)"
+            )
 
 
 def check_seed(seed: Any) -> None:
     """64 bits, read with or without a sign."""
-    _count("seed", seed, -(2**63), 2**64 - 1)
+    check_count("seed", seed, -(2**63), 2**64 - 1)
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def count_arguments(function: Any) -> int | None:
+    """How a logits processor is called: with two arguments or, if it does not take two, with three; None: neither."""
+    if not callable(function) or isinstance(function, type):
+        return None
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of those that do not say
+        return 2
+    for count in (2, 3):
+        try:
+            signature.bind(*[None] * count)
+        except TypeError:
+            continue
+        return count
+    return None
+
+
+def check_text(name: str, text: str) -> None:
+    """Half a surrogate pair is no character, and no tokenizer reads it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = f"U+{ord(text[error.start]):04X}"
+        raise OptionError(
+            f"{name} has {code} at character {error.start}, which is half a surrogate pair and no character; leave it "
+            "out, or decode the text with errors='replace'"
+        ) from None
+
+
+def is_int(value: Any) -> bool:
+    """numpy's whole numbers are some, too."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers, alone or in a list or array, as Python's own: they go into keys, JSON and other processes."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, list | tuple) and any(hasattr(item, "tolist") for item in value):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict) and any(hasattr(item, "tolist") for pair in value.items() for item in pair):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    return value
 
 
 def _is_number(value: Any) -> bool:
@@ -155,7 +232,7 @@ def _listed(value: Any) -> tuple[Any, ...] | None:
 
 
 def _are_ids(value: tuple[Any, ...] | None) -> bool:
-    return value is not None and all(_is_int(token) and token >= 0 for token in value)
+    return value is not None and all(is_int(token) and token >= 0 for token in value)
 
 
 def _is_word(word: Any) -> bool:
@@ -168,7 +245,7 @@ def _number(name: str, value: Any, low: float, high: float, *, open_below: bool 
         raise OptionError(f"{name}={value!r} is not allowed; allowed: a number {bounds}")
 
 
-def _count(name: str, value: Any, low: int, high: int | None = None) -> None:
-    if not _is_int(value) or value < low or (high is not None and value > high):
+def check_count(name: str, value: Any, low: int, high: int | None = None) -> None:
+    if not is_int(value) or value < low or (high is not None and value > high):
         bounds = f"{low} or more" if high is None else f"{low} to {high}"
         raise OptionError(f"{name}={value!r} is not allowed; allowed: a whole number, {bounds}")

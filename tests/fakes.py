@@ -6,68 +6,23 @@ equality with it would prove little. They draft on the device, in tensors alone,
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
 from paceline import LLM
 from paceline.cache.kv import KVCache
-from paceline.cache.slots import Slots
 from paceline.drafters.base import FINAL, Context, Observation, QuietDrafter, Taps, Target
 from paceline.drafters.tree import PADDING, Proposal
-from paceline.engine.engine import Engine
-from paceline.engine.scheduler import Scheduler
+from paceline.testing import VOCAB as VOCAB
+from paceline.testing import set_apart as set_apart
+from paceline.testing import tiny_llm as tiny_llm
+from paceline.testing import tiny_model as tiny_model
 
-VOCAB = 97
 Recorded = dict[tuple[int, ...], list[int]]  # prompt → the whole plain sequence
-
-
-@functools.cache
-def tiny_model(layers: int = 2, hidden: int = 32, seed: int = 0, vocab: int = VOCAB) -> Any:
-    """A random Llama; wide initial weights, so that its choices are far from uniform."""
-    torch.manual_seed(seed)
-    config = transformers.LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=48,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.4,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    return transformers.LlamaForCausalLM(config).eval().float()
-
-
-def tiny_llm(drafter: Any = None, behind: int | None = None, **options: Any) -> LLM:
-    """behind: on a device that is so many rounds behind the host."""
-    given = {"kernels": "reference", "max_model_len": 200, "device": "cpu", **options}
-    llm = LLM(tiny_model(), drafter=None if behind is not None else drafter, **given)
-    if behind is not None:
-        set_apart(llm, behind)
-        llm.set_drafter(drafter)
-    return llm
-
-
-def set_apart(llm: LLM, behind: int) -> LLM:
-    """Let the LLM's engine believe its CPU to be a device elsewhere, whose rounds the host reads `behind` rounds late.
-
-    The host's tables are memory of their own: what a round decides reaches them only when the round is read.
-    """
-    old = llm.engine
-    pages = old.table.pages.host.shape[1]
-    table = Slots(llm.options.max_num_seqs, llm.max_model_len, pages, old.target.device, apart=True)
-    rows, prefixes = old.scheduler.max_batched_tokens, old.scheduler.prefix_caching
-    scheduler = Scheduler(old.cache.pool, table, rows, prefixes)
-    llm.engine = Engine(old.target, old.cache, table, scheduler, old.rule.name, depth=behind)
-    return llm
 
 
 def check_books(llm: LLM) -> None:
@@ -183,8 +138,8 @@ class Replay(Known):
         if seen.verdict is None:
             return
         counts = (seen.verdict.nodes >= 0).sum(1).tolist()
-        for nodes, count, drafted in zip(seen.verdict.nodes.tolist(), counts, seen.host.drafted):
-            if drafted:
+        for nodes, count, size in zip(seen.verdict.nodes.tolist(), counts, seen.batch.places.sampled_counts):
+            if size > 1:
                 self.histogram.lengths[count] += 1
                 self.histogram.branches.update(node % self.width for node in nodes[:count])
 

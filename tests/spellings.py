@@ -9,7 +9,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline import DraftModel, NGram, Suffix
+from paceline import DraftModel, Glide, NGram, Suffix
 from paceline.drafters.table import KINDS, find_method
 
 
@@ -20,6 +20,7 @@ class Case:
     given: dict[str, Any]
     means: dict[str, Any] = field(default_factory=dict)
     request: bool = False  # given to generate rather than to LLM
+    call: bool = False  # to the call as a whole
     typed: str | None = None  # unless it is the same words as flags
     options: dict[str, Any] | None = None  # on the command line, unless it means the same there
     notice: str = ""
@@ -27,7 +28,13 @@ class Case:
 
 
 def request(given: dict[str, Any], means: dict[str, Any] | None = None, **more: Any) -> Case:
-    return Case(given, means or {}, True, **more)
+    return Case(given, means or {}, request=True, **more)
+
+
+def call(**given: Any) -> Case:
+    """Given to generate, chat or stream for all of its requests."""
+    means = {"progress": False} if "use_tqdm" in given else given.get("chat_template_kwargs", given)
+    return Case(given, means, call=True, options={"prompt_template": given.get("chat_template")})
 
 
 def drafts(config: Any, **given: Any) -> Case:
@@ -81,7 +88,7 @@ for rows, as_request in ((SAME, False), (SAME_REQUEST, True)):
     for system, pairs in rows.items():
         for name, value in pairs.items():  # type: ignore[attr-defined]
             typed = {"stop": "--stop x", "ignore_eos": "--ignore_eos"}.get(name)
-            CASES[f"{system}-{name}"] = Case({name: value}, {name: value}, as_request, typed)
+            CASES[f"{system}-{name}"] = Case({name: value}, {name: value}, as_request, typed=typed)
 
 NO_EFFECT = {
     "vLLM": {
@@ -99,10 +106,19 @@ NO_EFFECT = {
         "disable_logprobs_during_spec_decoding": True,
         "typical_acceptance_sampler_posterior_threshold": 0.1,
         "typical_acceptance_sampler_posterior_alpha": 0.3,
+        "tokenizer_mode": "auto",
+        "load_format": "auto",
+        "max_logprobs": 20,
+        "disable_custom_all_reduce": True,
+        "distributed_executor_backend": "mp",
+        "priority": [0],
+        "cpu_offload_gb": 4,
+        "compilation_config": 3,
     },
     "Colossal-Inference": {
         "prefill_ratio": 1.2,
         "verbose": True,
+        "glimpse_large_kv": True,
         "pad_token_id": 0,
         "bos_token_id": 1,
         "use_cache": True,
@@ -110,6 +126,15 @@ NO_EFFECT = {
         "pad_input": True,
         "use_cuda_kernel": True,
         "use_cuda_graph": True,
+        "use_spec_dec": True,
+        "micro_batch_size": 1,
+        "micro_batch_buffer_size": 1,
+        "high_precision": False,
+        "max_context_len_to_capture": 512,
+        "start_token_size": 4,
+        "generated_token_size": 512,
+        "patched_parallelism_size": 1,
+        "model_policy": "policy",
     },
     "PaddleNLP": {
         "inference_model": True,
@@ -120,12 +145,26 @@ NO_EFFECT = {
         "use_flash_attention": True,
         "speculate_verify_window": 2,
         "speculate_max_candidate_len": 5,
+        "benchmark": True,
+        "model_type": "llama",
+        "dynamic_insert": True,
+        "model_prefix": "model",
+        "avx_model": True,
+        "avx_mode": True,
+        "avx_type": "fp16_int8",
+        "avx_cachekv_type": "fp16",
+        "export_precache": False,
+        "serving_mode": True,
+        "use_fake_parameter": 1,
+        "weightonly_group_size": 64,
+        "output_via_mq": True,
     },
 }
 for system, pairs in NO_EFFECT.items():
     for name, value in pairs.items():  # type: ignore[attr-defined]
         CASES[f"{system}-{name}"] = Case({name: value}, notice="no effect")
-for key in ("max_model_len", "disable_by_batch_size", "disable_logprobs", "revision", "enforce_eager"):
+IDLE_INSIDE = ("max_model_len", "disable_by_batch_size", "disable_logprobs", "revision", "enforce_eager")
+for key in (*IDLE_INSIDE, "attention_backend", "disable_padded_drafter_batch", "draft_sample_method"):
     case = config(NGram(5), method="ngram", **{key: 1})
     case.notice = "no effect"
     CASES[f"vLLM-speculative_config.{key}"] = case
@@ -166,6 +205,20 @@ CASES |= {
     "vLLM-spec_decoding_acceptance_method-typical_acceptance_sampler": Case(
         {"spec_decoding_acceptance_method": "typical_acceptance_sampler"}, {"acceptance": "typical"}
     ),
+    "vLLM-spec_model": drafts(DraftModel("d"), spec_model="d"),
+    "vLLM-spec_tokens": drafts(DraftModel("d", 3), spec_model="d", spec_tokens=3),
+    "vLLM-speculative_config.rejection_sample_method-standard": config(
+        NGram(), method="ngram", rejection_sample_method="standard"
+    ),
+    "vLLM-speculative_config.rejection_sample_method-block": config(
+        NGram(), method="ngram", rejection_sample_method="block"
+    ),
+    "vLLM-speculative_config.parallel_drafting-False": config(DraftModel("d"), model="d", parallel_drafting=False),
+    "vLLM-use_tqdm": call(use_tqdm=False),
+    "vLLM-chat_template": call(chat_template="vicuna"),
+    "vLLM-add_generation_prompt": call(add_generation_prompt=False),
+    "vLLM-continue_final_message": call(continue_final_message=True),
+    "vLLM-chat_template_kwargs": call(chat_template_kwargs={"enable_thinking": False}),
     "vLLM-speculative_config": config(
         NGram(6, max_match=4), method="ngram", num_speculative_tokens=6, prompt_lookup_max=4
     ),
@@ -203,6 +256,8 @@ CASES |= {
     "LMFlow-gamma": drafts(DraftModel("gpt2", 4), draft_model="gpt2", gamma=4),
     "LMFlow-max_new_tokens": request({"max_new_tokens": 512}, {"max_tokens": 512}),
     "LMFlow-gpu": Case({"gpu": 1}, {"device": "cuda:1"}),
+    "LMFlow-interactive": Case({"interactive": 1}, notice="no effect here; paceline chat goes on asking"),
+    "LMFlow-user_input": Case({"user_input": "one two"}, options={"prompt": ["one two"]}),
     "LMFlow-stop_token": request({"stop_token": "END"}, {"stop": ["END"]}),
     "Colossal-Inference-max_batch_size": Case({"max_batch_size": 4}, {"max_num_seqs": 4}),
     "Colossal-Inference-max_input_len": Case({"max_input_len": 64}, {"max_prompt_len": 64}),
@@ -215,6 +270,8 @@ CASES |= {
     "Colossal-Inference-max_n_spec_tokens": drafts(DraftModel("d", 3), drafter_model="d", max_n_spec_tokens=3),
     "Colossal-Inference-n_spec_tokens": drafts(DraftModel("d", 3), drafter_model="d", n_spec_tokens=3),
     "Colossal-Inference-drafter_model": drafts(DraftModel("d"), drafter_model="d"),
+    "Colossal-Inference-use_glide_drafter-False": Case({"use_glide_drafter": False}),
+    "Colossal-Inference-use_glide_drafter-True": drafts(Glide("d"), drafter_model="d", use_glide_drafter=True),
     "Colossal-Inference-generation_config": request(
         {"generation_config": {"max_new_tokens": 9, "top_k": 3, "do_sample": False}},
         {"max_tokens": 9, "top_k": 3, "temperature": 0.0},
@@ -229,14 +286,7 @@ CASES |= {
     "Colossal-Inference-min_new_tokens": request({"min_new_tokens": 3}, {"min_tokens": 3}),
     "Colossal-Inference-num_return_sequences": request({"num_return_sequences": 2}, {"n": 2}),
     "Colossal-Inference-stop_strings": request({"stop_strings": "END"}, {"stop": ["END"]}),
-    "Colossal-Inference-num_beams-1": request({"num_beams": 1}),
-    "Colossal-Inference-num_beams": request({"num_beams": 4}, refusal="there is no beam search"),
-    "Colossal-Inference-beam_width-1": Case({"beam_width": 1}),
-    "Colossal-Inference-beam_width": Case({"beam_width": 2}, refusal="there is no beam search"),
-    "Colossal-Inference-use_glide_drafter-False": Case({"use_glide_drafter": False}),
-    "Colossal-Inference-use_glide_drafter": Case({"use_glide_drafter": True}, refusal="not there yet"),
-    "Colossal-Inference-glimpse_large_kv-False": Case({"glimpse_large_kv": False}),
-    "Colossal-Inference-glimpse_large_kv": Case({"glimpse_large_kv": True}, refusal="not there yet"),
+    "PaddleNLP-device": Case({"device": "gpu"}, {"device": "gpu"}),
     "PaddleNLP-model_name_or_path": Case({"model_name_or_path": "m"}, {"model": "m"}),
     "PaddleNLP-speculate_method-None": drafts(None, speculate_method="None"),
     "PaddleNLP-speculate_method-inference_with_reference": drafts(
@@ -263,17 +313,56 @@ CASES |= {
     "PaddleNLP-decode_strategy-greedy_search": request({"decode_strategy": "greedy_search"}, {"temperature": 0.0}),
     "PaddleNLP-decode_strategy-sampling": request({"decode_strategy": "sampling"}, {}, options={"temperature": 1.0}),
     "PaddleNLP-decode_strategy-beam_search": request({"decode_strategy": "beam_search"}, refusal="no beam search"),
-    "PaddleNLP-mode-dynamic": Case({"mode": "dynamic"}),
-    "PaddleNLP-mode-static": Case({"mode": "static"}, refusal="not there yet; models cannot be exported"),
 }
-later = config(None, model="d", draft_tensor_parallel_size=2)
-later.refusal = "only 1 is allowed"
-CASES["vLLM-speculative_config.draft_tensor_parallel_size"] = later
+# The one value that is allowed, another, and why not.
+ONLY: dict[str, tuple[Any, Any, str]] = {
+    "vLLM-pipeline_parallel_size": (1, 2, "only 1 is allowed"),
+    "vLLM-enable_lora": (False, True, "merge the adapter"),
+    "vLLM-kv_cache_dtype": ("auto", "fp8", "the model's type"),
+    "Colossal-Inference-pp_size": (1, 2, "only 1 is allowed"),
+    "Colossal-Inference-num_beams": (1, 4, "there is no beam search"),
+    "Colossal-Inference-beam_width": (1, 2, "there is no beam search"),
+    "Colossal-Inference-no_repeat_ngram_size": (0, 3, "only 0 is allowed"),
+    "Colossal-Inference-enable_streamingllm": (False, True, "not there yet"),
+    "PaddleNLP-mode": ("dynamic", "static", "not there yet; models cannot be exported"),
+}
+for row, (allowed, other, why) in ONLY.items():
+    name = row.removeprefix("Colossal-Inference-").rpartition("-")[2]
+    CASES[f"{row}-{allowed}"] = Case({name: allowed})
+    CASES[f"{row}-static" if name == "mode" else row] = Case({name: other}, refusal=why)
+REFUSED: dict[str, tuple[Any, str]] = {
+    "vLLM-lora_request": (object(), "merge the adapter"),
+    "vLLM-revision": ("main", "the hub's newest"),
+    "Colossal-Inference-forced_eos_token_id": (2, "ends where it is cut"),
+    "Colossal-Inference-kv_cache_dtype": ("fp8", "the model's type"),
+    "PaddleNLP-output_path": ("inference", "not there yet; models cannot be exported; generate with the model itself"),
+    "PaddleNLP-lora_path": ("lora", "merge the adapter"),
+    "PaddleNLP-prefix_path": ("prefix", "merge the adapter"),
+    "PaddleNLP-data_file": ("dev.json", "paceline batch"),
+    "PaddleNLP-output_file": ("out.json", "paceline batch"),
+    "PaddleNLP-cachekv_int8_type": ("static", "the model's type"),
+    "PaddleNLP-weight_block_size": (128, "how weights are packed"),
+    "PaddleNLP-moe_quant_type": ("weight_only_int8", "how weights are packed"),
+}
+for row, (given, why) in REFUSED.items():
+    CASES[row] = Case({row.removeprefix("Colossal-Inference-").rpartition("-")[2]: given}, refusal=why)
+for rule, theirs in (("rejection", "standard"), ("block", "block")):
+    CASES[f"vLLM-speculative_config.rejection_sample_method-{theirs}"].means["acceptance"] = rule
+for key, value, why in (
+    ("draft_tensor_parallel_size", 2, "only 1 is allowed"),
+    ("parallel_drafting", True, "not there yet; drafters that load: ngram"),
+):
+    later = config(None, model="d", **{key: value})
+    later.refusal = why
+    CASES[f"vLLM-speculative_config.{key}"] = later
 for kind in KINDS:  # of a drafter with weights the spelling needs no more than its row
     for method in kind.methods:
         case = config(kind.make({"model": "d"}) if kind.loads and kind.has_model else None, method=method, model="d")
         case.refusal = "" if kind.loads else "not there yet; supported: ngram, suffix"
         CASES.setdefault(f"vLLM-speculative_config.method-{method}", case)
+        named = {"spec_method": method, **({"spec_model": "d"} if not kind.loads or kind.has_model else {})}
+        made = kind.make({"model": "d"} if kind.has_model else {}) if kind.loads else None
+        CASES[f"vLLM-spec_method-{method}"] = Case(named, {"drafter": made}, refusal=case.refusal)
 for method in ("mtp", "eagle"):
     kind, given = find_method(method), {"speculate_method": method, "draft_model_name_or_path": "d"}
     CASES[f"PaddleNLP-speculate_method-{method}"] = (
@@ -288,6 +377,6 @@ for bits in ("int8", "int4"):
         draft_model_name_or_path="d",
         draft_model_quant_type=f"weight_only_{bits}",
     )
-for kind in ("a8w8", "a8w8c8", "a8w8_fp8"):
+for kind in ("a8w8", "a8w8c8", "a8w8_fp8", "a8w8c8_fp8"):
     for name in ("quant_type", "draft_model_quant_type"):
         CASES[f"PaddleNLP-{name}-{kind}"] = Case({name: kind}, refusal="supported: weight_only_int8")

@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -95,6 +96,67 @@ def test_wrong_sampling_params_are_refused(given: Any) -> None:
         engine().generate([PROMPT], given)
     assert_sentence(caught.value)
     assert_works(engine())
+
+
+CLASSES: dict[str, tuple[Any, str]] = {
+    "drafter": (lambda: engine().set_drafter(Suffix), "the class Suffix itself; write Suffix(…)"),
+    "a drafter among others": (lambda: engine().set_drafter(FirstOf(NGram(), Suffix)), "write Suffix(…)"),
+    "a new engine's drafter": (lambda: LLM(tiny_model(), drafter=NGram), "write NGram(…)"),
+    "one beside its length": (lambda: LLM(tiny_model(), drafter=NGram, num_draft_tokens=3), "write NGram(…)"),
+    "sampling_params": (lambda: engine().generate([PROMPT], SamplingParams), "write SamplingParams(…)"),
+    "sampling_params in a list": (lambda: engine().generate([PROMPT], [SamplingParams]), "write SamplingParams(…)"),
+    "model": (lambda: LLM(type(tiny_model())), "the class LlamaForCausalLM itself"),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_where_an_object_was_wanted_is_named(name: str) -> None:
+    call, said = CLASSES[name]
+    with pytest.raises(OptionError) as caught:
+        call()
+    assert_sentence(caught.value, said)
+    assert_works(engine())
+
+
+def test_empty_prompts_are_refused_alike_and_so_is_half_a_character() -> None:
+    model, given = tiny_model(vocab=NUM_IDS), {"tokenizer": tokenizer(), "kernels": "reference", "max_model_len": 64}
+    llm, raw = LLM(model, prompt_template="Q: {input_text}", **given), LLM(model, **given)
+    half = ("U+DC9F", "half a surrogate pair")
+    for call, named in (
+        (lambda: raw.generate(""), ("the prompt is empty",)),
+        (lambda: raw.generate({"prompt": ""}), ("the prompt is empty",)),
+        (lambda: llm.generate(" "), ("the prompt is empty",)),
+        (lambda: llm.chat([{"role": "user", "content": "\n"}]), ("the prompt is empty",)),
+        (lambda: next(llm.stream([{"role": "user", "content": ""}])), ("the prompt is empty",)),
+        (lambda: raw.generate("a\udc9f"), half),
+        (lambda: llm.chat([{"role": "user", "content": "\udc9f"}]), half),
+        (lambda: SamplingParams(stop=["a", "b\udc9f"]), half),
+        (lambda: SamplingParams(bad_words=["\udc9f"]), half),
+    ):
+        with pytest.raises(OptionError) as caught:
+            call()
+        assert_sentence(caught.value, *named)
+
+
+def test_numbers_of_numpy_and_torch_are_numbers() -> None:
+    given = SamplingParams(
+        temperature=np.float32(0),
+        top_k=np.int64(3),
+        seed=np.int32(4),
+        logit_bias={np.int64(4): np.float64(1)},  # type: ignore[dict-item]
+    )
+    plain = SamplingParams(temperature=0.0, top_k=3, seed=4, logit_bias={4: 1.0})
+    assert given == plain and repr(given) == repr(plain)
+    same = [SamplingParams(stop_token_ids=ids) for ids in ([1, 2], np.array([1, 2]), [np.int64(1), np.uint8(2)])]
+    assert same[0] == same[1] == same[2]
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    for prompt in (PROMPT, np.array(PROMPT), torch.tensor(PROMPT), [np.int64(token) for token in PROMPT]):
+        assert engine().generate(prompt, params)[0].outputs[0].token_ids == expected()
+    assert tiny_llm(max_model_len=np.int64(32)).max_model_len == 32
+    assert NGram(np.int64(3)) == NGram(3)
+    for wrong in (np.float32(1.5), np.bool_(True), np.array([[1]])):
+        with pytest.raises(OptionError, match="top_k="):
+            SamplingParams(top_k=wrong)  # type: ignore[arg-type]
 
 
 # Sampling parameters.
@@ -291,3 +353,14 @@ def swapped(backend: Any, one: int, other: int) -> Any:
     first, second = (next(text for text, index in vocab.items() if index == wanted) for wanted in (one, other))
     vocab[first], vocab[second] = other, one
     return Tokenizer.from_str(json.dumps(data))
+
+
+@pytest.mark.parametrize("given", [5, {"a": 1}, dict])
+def test_what_is_no_tokenizer_is_refused_when_the_model_is_loaded(given: Any) -> None:
+    with pytest.raises(OptionError, match="tokenizer must be a name, a path or a tokenizer, not"):
+        LLM(tiny_model(), tokenizer=given)
+
+
+def test_a_text_where_messages_were_wanted_is_refused_by_what_it_is() -> None:
+    with pytest.raises(OptionError, match="messages must be a list of messages, or of such lists, not 'Hi'"):
+        tiny_llm().chat("Hi", max_tokens=1)  # type: ignore[arg-type]

@@ -17,8 +17,9 @@ import typer
 from paceline import LLM, DraftModel, FirstOf, NGram, SamplingParams, Suffix
 from paceline.cli import drafters
 from paceline.cli.command import Command
-from paceline.compat import SPELLINGS, Notices, Spelling, read_request, table, translate
+from paceline.compat import SPELLINGS, Notices, read_call, read_request, table, translate
 from paceline.compat.reading import READERS
+from paceline.compat.table import Spelling
 from paceline.errors import OptionError
 from paceline.llm import EngineOptions
 from tests.cli.checkpoints import make_model, make_tokenizer
@@ -50,6 +51,9 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+ARGUMENT = Annotated[list[str] | None, typer.Argument()]
+
+
 def make_probe() -> Any:
     def probe(**options: Any) -> None:
         pass
@@ -59,6 +63,7 @@ def make_probe() -> Any:
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(kind))
             for name, kind in OPTIONS.items()
         ]
+        + [inspect.Parameter("prompt", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ARGUMENT)]
     )
     app = typer.Typer(add_completion=False)
     app.command(cls=Command)(probe)
@@ -81,13 +86,10 @@ def type_in(text: str) -> dict[str, Any]:
 
 
 def read(case: Case) -> dict[str, Any]:
+    if case.call:
+        progress, how = read_call(dict(case.given), True, chat=True)
+        return how if progress else {"progress": progress, **how}
     return read_request(case.given, 10, Notices()) if case.request else translate(case.given, KNOWN)
-
-
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
 def check(where: str, case: Case, caplog: pytest.LogCaptureFixture) -> None:
@@ -113,7 +115,6 @@ def shown(value: object, most: int) -> str:
 
 
 @pytest.mark.parametrize("row", SPELLINGS, ids=lambda row: row.id)
-@pytest.mark.usefixtures("two_gpus")
 def test_a_spelling_means_what_the_table_says(row: Spelling, caplog: pytest.LogCaptureFixture) -> None:
     case = CASES[row.id]
     name, _, key = row.name.partition(".")
@@ -133,15 +134,14 @@ def test_every_row_has_its_test_and_every_test_its_row() -> None:
 
 
 def test_the_table_speaks_with_one_voice() -> None:
-    """A name that several systems have is read in one way, and what there is to type is named."""
+    """A name that several systems have is read in one way, and a refusal says why."""
     for row in SPELLINGS:
         others = [other for other in SPELLINGS if (other.name, other.value) == (row.name, row.value)]
         assert len({(other.to, other.effect) for other in others if other.where == row.where}) == 1, row.id
-        assert bool(row.ours) == (row.effect == table.RENAMED or (row.effect == table.SAME and not row.value)), row.id
+        assert bool(row.to) == (row.effect == table.RENAMED or (row.effect == table.SAME and not row.value)), row.id
         assert row.note or row.effect not in (table.REFUSED, table.LATER), row.id
     assert set(READERS) | table.SWITCHES <= {row.name for row in SPELLINGS}
     assert {row.system for row in SPELLINGS} == {"vLLM", "LMFlow", "Colossal-Inference", "PaddleNLP"}
-    assert next(row.ours for row in SPELLINGS if row.name == "max_batch_size") == "max_num_seqs, --max-num-seqs"
 
 
 # Further values of one spelling.
@@ -228,6 +228,9 @@ def test_a_foreign_drafter_is_written_as_ours(typed: str, spec: str) -> None:
         ("--drafter d --speculative-model-quantization int8", {"drafter": DraftModel("d", quantization="int8")}),
         ("--drafter ngram --ngram-prompt-lookup-max 3", {"drafter": NGram(min_match=1, max_match=3)}),
         ("--append_attn --inference_model 1 --top_k 5", {"top_k": 5}),
+        ("-tp 1", {"tensor_parallel_size": 1}),
+        ("-tp=1 -pp 1 -q int8", {"tensor_parallel_size": 1, "quantization": "int8"}),
+        ("--user_input '-5 and' -- more", {"prompt": ["-5 and", "more"]}),
     ],
 )
 def test_flags_that_mean_something_beside_others(typed: str, expected: dict[str, Any]) -> None:
@@ -254,8 +257,8 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"drafter": "ngram", "speculate_method": "draft_model"}, ("speculate_method", "needs the draft model")),
     ({"speculative_model": "[ngram]"}, ("'[ngram]'", "ngram_prompt_lookup_max")),
     ({"speculative_model": "d", "num_speculative_tokens": 0}, ("num_draft_tokens=0", "1 or more")),
-    ({"speculative_config": {"method": "suffix", "num_speculative_tokens": 0}}, ("0", "at least 1")),
-    ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 0}}, ("0", "at least 1")),
+    ({"speculative_config": {"method": "suffix", "num_speculative_tokens": 0}}, ("0", "1 or more")),
+    ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 0}}, ("0", "1 or more")),
     ({"speculative_config": {}}, ("'model'", "'method'")),
     ({"speculative_config": {"method": "draft_model"}}, ("draft_model", "needs the draft model")),
     ({"speculate_method": "draft_model"}, ("speculate_method", "needs the draft model")),
@@ -266,11 +269,10 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"speculative_config": {"zzzz": 3}}, ("'zzzz'", "known:", "prompt_lookup_max")),
     (
         {"speculative_config": {"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 2}},
-        ("min_match is 4", "max_match is 2"),
+        ("min_match=4", "max_match=2"),
     ),
     ({"speculate_method": "magic"}, ("speculate_method='magic'", "inference_with_reference")),
     ({"quant_type": "int3"}, ("quant_type='int3'", "weight_only_int8")),
-    ({"gpu": 2}, ("gpu=2", "cuda:2", "2 CUDA devices")),
     ({"gpu": "0,1"}, ("gpu='0,1'", "a whole number")),
     ({"model": "a", "model_name_or_path": "b"}, ("model='a'", "model_name_or_path='b'", "contradict")),
     ({"draft_model": "a", "speculative_model": "[ngram]"}, ("draft_model='a'", "speculative_model=", "contradict")),
@@ -308,8 +310,10 @@ REFUSED_FLAGS = [
     ("--max_tokens 5 --max-tokens 6", ("--max_tokens 5", "--max-tokens 6", "contradict")),
     ("--do_sample false --temperature 0.7", ("--do_sample false", "--temperature 0.7", "contradict")),
     ("--gpu 0 --device cpu", ("--gpu 0", "--device cpu", "contradict")),
-    ("--gpu 5", ("--gpu 5", "2 CUDA devices")),
     ("--gamma", ("--gamma needs a value",)),
+    ("--user_input", ("--user_input needs a value",)),
+    ("-tp", ("-tp needs a value",)),
+    ("-pp 2", ("-pp 2", "one device")),
     ("--speculative-config {method:ngram}", ("speculative_config='{method:ngram}'", "JSON")),
     ("--quant-type a8w8", ("--quant-type a8w8", "weight_only_int8")),
     ("--gamm 5", ("'--gamm'", "'--gamma'")),
@@ -320,7 +324,6 @@ REFUSED_FLAGS = [
 
 
 @pytest.mark.parametrize("given, named", REFUSED, ids=lambda value: shown(value, 60))
-@pytest.mark.usefixtures("two_gpus")
 def test_options_that_cannot_be_meant_are_refused(given: dict[str, Any], named: tuple[str, ...]) -> None:
     with pytest.raises(OptionError) as caught:
         translate(given, KNOWN)
@@ -337,18 +340,11 @@ def test_requests_that_cannot_be_meant_are_refused(given: dict[str, Any], named:
 
 
 @pytest.mark.parametrize("typed, named", REFUSED_FLAGS, ids=lambda value: shown(value, 60))
-@pytest.mark.usefixtures("two_gpus")
 def test_flags_that_cannot_be_meant_are_refused(typed: str, named: tuple[str, ...]) -> None:
     with pytest.raises(OptionError) as caught:
         type_in(typed)
     assert "\n" not in str(caught.value)
     assert all(part in str(caught.value) for part in named), str(caught.value)
-
-
-def test_without_a_gpu_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(OptionError, match=r"--gpu 0 means the device cuda:0, but PyTorch sees no CUDA devices here"):
-        type_in("--gpu 0")
 
 
 # Notices.

@@ -19,7 +19,10 @@ from typer.testing import CliRunner
 
 from paceline.cli import app
 from paceline.errors import PacelineError
-from tests.cli.checkpoints import write_checkpoint
+from tests.cli.checkpoints import make_tokenizer, write_checkpoint
+from tests.drafters.tiny_medusa import vicuna_heads
+from tests.drafters.tiny_mlp import accelerator
+from tests.drafters.tiny_readers import glide_state, write_glide
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "examples"
@@ -31,8 +34,12 @@ REFUSED: dict[str, str] = json.loads((FOLDER / "refused.json").read_text(encodin
 MANUALS = {
     "vllm": {"draft_model.py", "ngram.py", "mlp_speculator.py"},
     "lmflow": {"speculative_inference.sh", "interactive.sh", "draft_length_table.sh"},
-    "colossal_inference": {"draft_model.py", "glide.py"},
+    "colossal_inference": {"unchanged.py", "draft_model.py", "glide.py"},
     "paddlenlp": {"inference_with_reference.sh", "mtp.sh"},
+}
+HEADS = {  # scripts whose second argument is a drafter with weights
+    "medusa.py": lambda: vicuna_heads(len(make_tokenizer())),
+    "vllm/mlp_speculator.py": lambda: accelerator(len(make_tokenizer())),
 }
 SMALL = {"GAMMA": "1..2", "MAX_TOKENS": "6", "NUM_PROMPTS": "1"}  # for the table of draft lengths
 NOTE = """#!{python}
@@ -52,12 +59,16 @@ SHELL = sorted(path for path in FOLDER.rglob("*.sh"))
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("examples") / "tiny")
+    folder = write_checkpoint(tmp_path_factory.mktemp("examples") / "tiny")
+    write_glide(folder.parent / "glide", state=glide_state(vocab=len(make_tokenizer())))
+    return folder
 
 
 def run_script(path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a tiny random model in place of the default; some take a second one."""
-    monkeypatch.setattr(sys, "argv", [str(path), str(checkpoint), str(checkpoint)])
+    """With a tiny random model in place of the default; some take a second one, or a drafter for it."""
+    name = name_of(path)
+    second = HEADS[name]() if name in HEADS else checkpoint.parent / "glide" if path.name == "glide.py" else checkpoint
+    monkeypatch.setattr(sys, "argv", [str(path), str(checkpoint), str(second)])
     runpy.run_path(str(path), run_name="__main__")
 
 
@@ -67,7 +78,7 @@ def words_of(path: Path, folder: Path, *arguments: str) -> list[list[str]]:
     stub.write_text(NOTE.format(python=sys.executable), encoding="utf-8")
     stub.chmod(0o755)
     place = {**os.environ, **SMALL, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "NOTED": str(noted)}
-    subprocess.run(["bash", str(path), *arguments], env=place, check=True)
+    subprocess.run(["bash", str(path), *arguments], env=place, check=True, stdin=subprocess.DEVNULL)
     return [json.loads(line) for line in noted.read_text(encoding="utf-8").splitlines()]
 
 
@@ -84,7 +95,9 @@ def test_every_script_runs(
     if path.parent.name == "vllm":  # in our words and in theirs: the same text
         told = dict(re.findall(r"^(ours|newer|older): (.+)$", shown, flags=re.MULTILINE))
         assert len(told) == 3 and len(set(told.values())) == 1
-    if path.parent.name == "colossal_inference":
+    if name_of(path) == "colossal_inference/unchanged.py":
+        assert shown.endswith("the same without the drafter: True")
+    if name_of(path) == "colossal_inference/draft_model.py":
         counts = re.findall(r"^(with|without) the drafter: (\d+) tokens in (\d+) forwards$", shown, re.MULTILINE)
         (_, tokens, rounds), (_, plain_tokens, plain_rounds) = counts
         assert tokens == plain_tokens == plain_rounds and int(rounds) < int(tokens)

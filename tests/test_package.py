@@ -16,8 +16,10 @@ ROOT = Path(paceline.__file__).parent
 LAYERS = [
     ["cli"],
     ["server"],
-    ["bench"],
+    ["bench", "testing"],
+    ["async_llm"],
     ["llm"],
+    ["shared"],
     ["compat", "outputs", "pieces", "prompts", "requests", "templates"],
     ["engine"],
     ["drafters"],
@@ -69,7 +71,9 @@ def test_imports_run_one_way() -> None:
 
 def test_every_module_has_its_place_in_the_order() -> None:
     places = {path.stem if path.suffix == ".py" else path.name for path in ROOT.iterdir()}
-    assert places - {"__init__", "__pycache__", "py.typed", "py"} <= set(RANK), "name the new module in LAYERS"
+    assert places - {"__init__", "__main__", "__pycache__", "py.typed", "py"} <= set(RANK), (
+        "name the new module in LAYERS"
+    )
 
 
 def test_the_core_needs_no_server_package() -> None:
@@ -95,11 +99,21 @@ def test_importing_paceline_is_light() -> None:
 def test_the_exported_names_are_these() -> None:
     assert paceline.__all__ == [
         "LLM",
+        "AsyncLLM",
         "CompletionOutput",
+        "DFlash",
         "DraftModel",
+        "Eagle",
+        "EarlyExit",
         "FirstOf",
+        "Glide",
+        "Hydra",
+        "Lookahead",
+        "MLPSpeculator",
+        "Medusa",
         "NGram",
         "PacelineError",
+        "Pard",
         "RequestOutput",
         "SamplingParams",
         "Suffix",

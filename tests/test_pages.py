@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from paceline import LLM, NGram, SamplingParams, compat
-from paceline.bench import compare, results
+from paceline.bench import compare, prompts, results
 from paceline.kernels.cpu.library import library
 from paceline.prompts import Prompt
 from tests.fakes import tiny_llm
@@ -54,7 +54,7 @@ def all_text() -> str:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_is_what_the_script_writes(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for kind in ("figures", "spellings", "refusal"):
+    for kind in ("figures", "verdict", "counts", "spellings", "refusal"):
         assert len(re.findall(f"<!-- {kind}: ", text)) == text.count(f"<!-- /{kind} -->")
     marks = re.findall(r"<!-- (?:example|transcript): ", text)
     assert len(marks) == len(pages.FENCED.findall(text)), "a marker stands above a code block"
@@ -95,28 +95,32 @@ def test_the_results_of_a_comparison_become_a_table(tmp_path: Path) -> None:
     data = results.record("compare", result, None, "paceline compare", options)
     results.write(tmp_path / "tiny.json", data)
     lines = figures.render("tiny", tmp_path).splitlines()
-    assert lines[2].startswith(f"| plain | {result.plain.tokens_per_second:.1f} | 1.00× | 1.00 | – | 2 of 2 |")
-    assert lines[3].startswith(f"| ngram:min_match=1 | {result.measured[1].tokens_per_second:.1f} | ")
-    assert lines[-1].startswith("tiny, 2 prompts, at most 8 tokens each, 1 at a time, temperature 0, measured once.")
+    plain, ngram = (f"{one.seconds:.2f} s | {one.tokens_per_second:.1f} |" for one in result.measured)
+    assert lines[2] == f"| plain | {plain} 1.00× | – | 1.00 | – | 2/2 |"
+    assert lines[3].startswith(f"| ngram:min_match=1 | {ngram} ")
+    assert lines[-1].startswith("tiny: 2 prompts, at most 8 tokens each, 1 at a time, temperature 0, measured once.")
     data["variants"][1]["answers"][1]["difference"] = {"position": 3, "margin": 0.000012}
     (tmp_path / "tiny.json").write_text(json.dumps(data))
     told = figures.render("tiny", tmp_path).splitlines()[-1]
-    assert told == "Differences from plain: ngram:min_match=1, second: token 4, margin 0.00001."
+    assert told.startswith("Not plain's text: margin: how far apart")
+    told = figures.render("tiny", tmp_path).splitlines()[-3]
+    assert told == "Not plain's text: ngram:min_match=1, second: differs from token 4 on, margin 0.00001."
 
 
 # Tables of foreign words
 
 
-def test_every_spelling_is_on_its_systems_page_beside_the_test_that_holds_it() -> None:
+def test_every_spelling_is_on_its_systems_page_and_no_test_is_named_there() -> None:
     assert set(SYSTEMS) == {row.system for row in compat.SPELLINGS}
     for system, name in SYSTEMS.items():
         text = (DOCS / "coming-from" / f"{name}.md").read_text(encoding="utf-8")
-        told = re.findall(r"^\| `([^`]+)`(?: = `([^`]+)`)? \| .* \| `([^`]+)` \|$", text, flags=re.MULTILINE)
-        rows = [(row.name, row.value, row.id) for row in compat.SPELLINGS if row.system == system]
+        told = re.findall(r"^\| `([^`]+)`(?: = `([^`]+)`)? \| [^|]+ \| [^|]+ \|$", text, flags=re.MULTILINE)
+        rows = [(row.name, row.value) for row in compat.SPELLINGS if row.system == system]
         assert sorted(told) == sorted(rows)
+        assert "tests/" not in text and not re.search(r"\|[^|\n]*\btest\b[^|\n]*\|", text)
 
 
-def test_the_test_that_a_page_names_for_a_row_exists() -> None:
+def test_the_test_that_a_spelling_names_exists() -> None:
     text = (ROOT / "tests" / "test_compat.py").read_text(encoding="utf-8")
     mark = '@pytest.mark.parametrize("row", SPELLINGS, ids=lambda row: row.id)'
     (held,) = re.findall(re.escape(mark) + r"\n(?:@.*\n)*def (\w+)\(", text)
@@ -142,9 +146,62 @@ def test_a_transcript_begins_with_the_command_that_made_it() -> None:
 
 def test_every_transcript_is_shown_on_some_page() -> None:
     text = all_text()
-    assert set(re.findall(r"<!-- transcript: (\S+) -->", text)) == set(transcripts.COMMANDS)
+    assert set(re.findall(r"<!-- transcript: (\S+) -->", text)) == {*transcripts.COMMANDS, *pages.RUNS}
     for name in transcripts.PICTURES:
         assert f"images/{name}.svg" in text
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    if library() is None:
+        pytest.skip("pages were recorded on the native kernels, whose bits are the same on every CPU")
+    return LLM("smollm2-135m", max_model_len=1024)
+
+
+def test_what_the_default_model_says_on_a_page_is_what_it_says_today(llm: LLM) -> None:
+    for name, (questions, most) in transcripts.ASKED.items():
+        told, messages = shown(name), []
+        for question in questions:
+            messages += [{"role": "user", "content": question}]
+            [answer] = llm.chat(messages, SamplingParams(temperature=0, max_tokens=most))
+            messages += [{"role": "assistant", "content": answer.outputs[0].text}]
+            said = "".join(answer.outputs[0].text.split())
+            assert said and said in told, f"run: python docs/transcripts.py {name} && python docs/pages.py"
+
+
+def shown(name: str) -> str:
+    """The letters of a transcript or a picture, whatever the lines they stand on."""
+    if name in transcripts.PICTURES:
+        text = (transcripts.IMAGES / f"{name}.svg").read_text(encoding="utf-8")
+        text = html.unescape(re.sub(r"<style>.*?</style>|<[^>]*>", "", text, flags=re.DOTALL))
+    else:
+        text = (transcripts.TRANSCRIPTS / f"{name}.txt").read_text(encoding="utf-8")
+    return "".join(text.split())
+
+
+def test_a_run_on_the_pages_has_the_prompts_and_the_answers_of_today(llm: LLM) -> None:
+    data = json.loads((figures.RESULTS / f"{pages.RUNS['compare']}.json").read_text(encoding="utf-8"))
+    questions = prompts.read_questions(None, demo=data["options"]["demo"])
+    assert [prompt["name"] for prompt in data["prompts"]] == [question.name for question in questions]
+    params = SamplingParams(temperature=0, max_tokens=data["options"]["max_tokens"])
+    answers = llm.chat([question.messages for question in questions[:4]], params)
+    said = [answer.outputs[0].token_ids for answer in answers]
+    assert said == data["default"]["token_ids"][:4], "run: python docs/transcripts.py && python docs/pages.py"
+
+
+def test_table_terminal_picture_and_report_of_a_page_are_of_one_run() -> None:
+    run = pages.RUNS["compare"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"<!-- figures: {run} -->" in readme and "docs/images/compare.svg" in readme
+    stale = [path.name for path, text in pages.files().items() if path.read_text(encoding="utf-8") != text]
+    assert stale == [], "run: python docs/pages.py"
+    data = json.loads((figures.RESULTS / f"{run}.json").read_text(encoding="utf-8"))
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"$(BIN)/{data['command']}\n" in makefile, "the first page shows what `make demo` does"
+    told = pages.fenced("transcript", "compare")
+    for row in data["variants"]:
+        speed = f"{row['speed_up']:.2f}×"
+        assert speed in told and speed in readme and speed in (DOCS / "images" / "compare.svg").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -170,10 +227,9 @@ def test_a_command_is_typed_into_a_real_terminal_line_by_line() -> None:
 # Pictures
 
 
-@pytest.mark.skipif(library() is None, reason="the picture was drawn from a round on the native kernels")
-def test_the_round_in_the_picture_is_a_real_one() -> None:
+def test_the_round_in_the_picture_is_a_real_one(llm: LLM) -> None:
     """docs/images/round.svg: what stood there, what was proposed, what was kept, what the target said instead."""
-    llm = LLM("smollm2-135m", drafter=NGram(4, min_match=1, max_match=3), max_model_len=128, max_num_seqs=1)
+    llm.set_drafter(NGram(4, min_match=1, max_match=3))
     question = "Copy this sentence and change cat to dog: The cat sat on the mat and the cat slept."
     messages = [{"role": "user", "content": question}]
     text, rounds = "", []

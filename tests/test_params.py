@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
+import re
 from typing import Any
 
 import pytest
 
-from paceline.errors import OptionError
+from paceline.errors import OptionError, nearest
 from paceline.params import MAX_LOGPROBS, SamplingParams
 
 NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
@@ -86,6 +88,11 @@ WRONG_TYPES: list[tuple[str, Any]] = [
     ("logit_bias", {1: None}),
     ("logit_bias", [1, 2]),
     ("logit_bias", 5),
+    ("logits_processors", len),
+    ("logits_processors", [5]),
+    ("logits_processors", [lambda logits: logits]),
+    ("logits_processors", [lambda a, b, c, d: a]),
+    ("logits_processors", [dict]),
     ("temperature", 10**400),
 ]
 
@@ -123,7 +130,7 @@ def test_a_value_of_the_wrong_type_is_refused_in_a_sentence_naming_the_field(nam
     assert_refused(name, value)
 
 
-@pytest.mark.parametrize("name, value", WRONG_TYPES, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize("name, value", WRONG_TYPES, ids=lambda value: repr(value).partition(" at 0x")[0][:30])
 def test_these_wrong_types_are_refused_in_a_sentence_too(name: str, value: Any) -> None:
     assert_refused(name, value)
 
@@ -198,6 +205,38 @@ def test_parameters_cannot_be_changed_afterwards() -> None:
         SamplingParams().temperature = 0.5  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("tempreature", "did you mean 'temperature'?"), ("max_token", "did you mean 'max_tokens'?"), ("beams", "known: ")],
+)
+def test_a_name_that_is_none_is_told_the_nearest(name: str, said: str) -> None:
+    with pytest.raises(OptionError, match=f"SamplingParams has no parameter '{name}'; {re.escape(said)}"):
+        SamplingParams(**{name: 1})
+    assert next(iter(inspect.signature(SamplingParams).parameters)) == "temperature"
+
+
+NAMES = ["--temperature", "--top-p", "--stop", "--max-tokens", "--num-draft-tokens", "--drafter", "--batch-size"]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("--tempratur", "--temperature"),
+        ("--temp", "--temperature"),
+        ("--max_token", "--max-tokens"),
+        ("--Drafters", "--drafter"),
+        ("--batch", "--batch-size"),
+        ("--port", None),
+        ("--help-me", None),
+        ("--serve", None),
+        ("--x", None),
+        ("", None),
+    ],
+)
+def test_only_what_is_near_is_suggested(name: str, near: str | None) -> None:
+    assert nearest(name, NAMES) == near
+
+
 def test_the_derived_field_cannot_be_given() -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(OptionError, match="SamplingParams has no parameter 'stop_strings'"):
         SamplingParams(stop_strings=("x",))  # type: ignore[call-arg]

@@ -11,7 +11,7 @@ import pytest
 from paceline.errors import OptionError
 from paceline.params import SamplingParams
 from paceline.prompts import Prompt
-from paceline.requests import Limits, find_seed, prepare
+from paceline.requests import Limits, check, find_seed, prepare
 from tests.tokens import NUM_IDS, tokenizer
 
 LIMITS = Limits(vocab_size=NUM_IDS, max_model_len=32, max_prompt_len=10, end_ids=(1, NUM_IDS + 7))
@@ -19,7 +19,9 @@ PROMPT = Prompt(None, [5, 6, 7])
 
 
 def made(limits: Limits = LIMITS, prompt: Prompt = PROMPT, **params: Any) -> list[Any]:
-    return prepare(prompt, SamplingParams(**params), tokenizer(), limits, "7", 3)
+    asked = SamplingParams(**params)
+    check(prompt, asked, tokenizer(), limits)
+    return prepare(prompt, asked, tokenizer(), limits, "7", 3)
 
 
 def test_a_request_becomes_as_many_samples_as_it_asks_for() -> None:
@@ -54,7 +56,7 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(prompt: list[int], param
 
 def test_stop_strings_need_a_tokenizer() -> None:
     with pytest.raises(OptionError, match=r"stop=\['END'\] is text, but this model has no tokenizer"):
-        prepare(PROMPT, SamplingParams(stop=["END"]), None, LIMITS, "7", 3)
+        check(PROMPT, SamplingParams(stop=["END"]), None, LIMITS)
     assert prepare(PROMPT, SamplingParams(stop_token_ids=[4]), None, LIMITS, "7", 3)[0].words.stops == [1, 4]
 
 

@@ -5,6 +5,7 @@ The built HTML is read, not the Markdown. Knows how HTML points at things; must 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -128,8 +129,21 @@ def test_every_page_is_in_the_navigation_and_none_is_left_out(site: Path, pages:
     home = pages[site / "index.html"]
     listed = {(site / link).resolve() for link in home.nav if link.endswith(".html")}
     written = {site / path.relative_to(DOCS).with_suffix(".html") for path in DOCS.rglob("*.md")}
-    assert written == set(pages) - {site / "404.html"}
+    reports = {site / path.name for path in DOCS.glob("*.html")}  # of a measured run; they need no navigation
+    assert written == set(pages) - {site / "404.html"} - reports
     assert written <= listed
+
+
+def test_search_works_in_pages_that_are_opened_from_the_disk(site: Path, pages: dict[Path, Page]) -> None:
+    """There neither a fetch nor a Worker is allowed: the index is a script, and a script of ours stands in for it."""
+    name, _, index = (site / "search" / "search_index.js").read_text(encoding="utf-8").partition(" = ")
+    found = {entry["location"].partition("#")[0] for entry in json.loads(index)["docs"]}
+    assert name == "var __index"
+    assert {path.relative_to(DOCS).with_suffix(".html").as_posix() for path in DOCS.rglob("*.md")} == found
+    for path in site.rglob("*.html"):
+        scripts = [target for tag, target in pages[path].pointers if tag == "script"]
+        own = [place for place, target in enumerate(scripts) if target.endswith("style/iframe-worker.js")]
+        assert not scripts or own == [0], f"{path.name}: it must come before the script that starts the Worker"
 
 
 def test_scripts_and_transcripts_stay_out_of_the_site(site: Path) -> None:

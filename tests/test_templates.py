@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_a_named_template_goes_before_the_tokenizers_own() -> None:
     assert render("llama", say("hi"), own=OWN) == "[INST] hi [/INST]"
 
 
-@pytest.mark.parametrize("content", ["hi", "{input_text}", "{{ braces }} {0} %s", ""])
+@pytest.mark.parametrize("content", ["hi", "{input_text}", "{{ braces }} {0} %s"])
 def test_a_template_string_takes_the_message_as_it_is(content: str) -> None:
     assert render("Q: {input_text}\nA:", say(content)) == f"Q: {content}\nA:"
 
@@ -157,6 +158,74 @@ def test_a_template_may_refuse_without_a_word() -> None:
         render(None, say("hi"), own="{{ raise_exception('') }}")
 
 
+# Content as OpenAI writes it, and tools.
+
+TOOLED = "{% if tools %}{{ tools[0].name }}: {% endif %}" + OWN
+CALLING = (
+    "{% for m in messages %}{{ m.role }} {{ m.content }}"
+    "{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments.at }}{% endif %};{% endfor %}"
+)
+BELL = {"name": "ring", "description": "Ring the bell."}
+
+
+def part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+@pytest.mark.parametrize("given", [None, "llama", "Q: {input_text}"])
+def test_content_may_be_a_list_of_texts_which_stand_below_each_other(given: str | None) -> None:
+    listed = [{"role": "user", "content": [part("the rider"), part("in front")]}]
+    assert render(given, listed, own=OWN) == render(given, say("the rider\nin front"), own=OWN)
+    assert render(given, [{"role": "user", "content": [part("hi")]}], own=OWN) == render(given, say("hi"), own=OWN)
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ([{"type": "image_url", "image_url": {"url": "x"}}], "a content part of type 'image_url' is not allowed"),
+        ([part("look"), {"type": "input_audio"}], "a content part of type 'input_audio' is not allowed"),
+        ([{"type": "text"}], "a content part of {'type': 'text'} is not allowed"),
+        (["hi"], "a content part of 'hi' is not allowed"),
+        (None, "content must be a text or a list of text parts, not None"),
+        (5, "content must be a text or a list of text parts, not 5"),
+    ],
+)
+def test_other_content_is_refused_by_name(content: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(said)):
+        render("llama", [{"role": "user", "content": content}])
+
+
+def test_tools_are_given_to_the_template() -> None:
+    template = PromptTemplate(None, with_template(TOOLED))
+    assert template.render(say("hi"), [BELL]) == "ring: <s><user>hi<assistant>"
+    assert template.render(say("hi"), []) == template.render(say("hi")) == "<s><user>hi<assistant>"
+
+
+@pytest.mark.parametrize("given, own", [(None, OWN), ("llama", TOOLED), ("Q: {input_text}", TOOLED)])
+def test_tools_that_a_template_would_drop_are_refused(given: str | None, own: str) -> None:
+    with pytest.raises(OptionError, match="tools were given, but the chat template has no place for them"):
+        PromptTemplate(given, with_template(own)).render(say("hi"), [BELL])
+
+
+@pytest.mark.parametrize("tools", ["ring", {"name": "ring"}, [5]])
+def test_tools_that_are_no_list_of_descriptions_are_refused(tools: Any) -> None:
+    with pytest.raises(OptionError, match="a list of dictionaries or functions"):
+        PromptTemplate(None, with_template(TOOLED)).render(say("hi"), tools)
+
+
+def test_a_message_that_calls_a_tool_needs_no_content_and_its_arguments_may_be_json() -> None:
+    call = {"type": "function", "function": {"name": "ring", "arguments": '{"at": 7}'}}
+    asked: list[Message] = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": [part("done")]},
+    ]
+    assert render(None, asked, own=CALLING) == "assistant 7;tool done;"
+    del asked[0]["content"]
+    call["function"] = {"name": "ring", "arguments": {"at": 8}}
+    assert render(None, asked, own=CALLING) == "assistant 8;tool done;"
+    assert asked[0]["tool_calls"] == [call], "what was given is left as it was"
+
+
 # Through the engine.
 
 
@@ -204,3 +273,14 @@ def test_a_refused_conversation_leaves_the_engine_working() -> None:
         llm.chat([say("hi"), say("be brief", first="system")], FEW)
     assert not llm.engine.has_work
     assert len(llm.chat(say("hi"), FEW)[0].outputs[0].token_ids) == 3
+
+
+def test_chat_and_stream_take_tools_and_content_lists() -> None:
+    llm = chatting(TOOLED)
+    messages = [{"role": "user", "content": [part("hi")]}]
+    (output,) = llm.chat(messages, FEW, tools=[BELL])
+    assert output.prompt == llm.read_chat(messages, [BELL]).text == "ring: <s><user>hi<assistant>"
+    text = "".join(chunk.text for chunk in llm.stream(messages, FEW, tools=[BELL]))
+    assert text == output.outputs[0].text
+    with pytest.raises(OptionError, match="tools belong to a conversation"):
+        next(iter(llm.stream("hi", FEW, tools=[BELL])))

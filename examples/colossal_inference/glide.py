@@ -1,4 +1,4 @@
-"""Colossal-Inference's script with a GLIDE drafter. Not there yet: it says so."""
+"""Colossal-Inference's script with a GLIDE drafter, in our words."""
 
 import sys
 
@@ -19,3 +19,4 @@ llm = LLM(
 prompt = "Write a short report of a week on a bicycle."
 [answer] = llm.generate([prompt], max_length=256, do_sample=False)
 print(answer.outputs[0].text)
+print(f"{answer.outputs[0].stats.tokens_per_forward:.2f} tokens per forward of the model")

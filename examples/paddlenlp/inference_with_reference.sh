@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # PaddleNLP's predictor, inference_with_reference: in PaddleNLP's words, then in ours.
-# The text is the same. Theirs runs with DTYPE=float16, which wants a GPU.
+# The text is the same. Theirs runs with DTYPE=float16, which works here as well.
 set -euo pipefail
 MODEL=${1:-smollm2-135m} # theirs: meta-llama/Llama-2-7b-chat
 DTYPE=${DTYPE:-float32}

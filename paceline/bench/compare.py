@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paceline.bench.differences import Difference, first_difference
 from paceline.bench.interval import Cost, Estimate, estimate
-from paceline.bench.kept import keep_loaded
+from paceline.bench.kept import has_weights, hold, keep_loaded
 from paceline.engine.stats import SequenceStats
 from paceline.errors import OptionError, PacelineError
 from paceline.llm import LLM
@@ -88,6 +87,13 @@ class Pass:
     @property
     def tokens(self) -> int:
         return sum(len(answer.output.token_ids) for answer in self.answers)
+
+    def add(self, other: Pass) -> None:
+        """What came after it."""
+        self.answers += other.answers
+        self.complete = self.complete and other.complete
+        for name in ("seconds", "draft_seconds", "verify_seconds", "rest_seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @dataclass
@@ -160,24 +166,9 @@ def estimate_between(
     return estimate(cost(base), cost(other))
 
 
-def labels(variants: list[Variant]) -> list[str]:
-    """Short names where these say enough: a draft model's own, else the word before the options."""
-    words = [_word(variant) for variant in variants]
-    return [word if words.count(word) == 1 else variant.name for word, variant in zip(words, variants)]
-
-
-def _word(variant: Variant) -> str:
-    model = getattr(variant.drafter, "model", None)
-    if variant.draft_length is not None:
-        return f"{variant.draft_length} drafted"
-    if isinstance(model, str | Path):
-        return Path(model).name
-    return Path(variant.name.partition(":")[0]).name
-
-
 # Measuring
 
-Tell = Callable[[str, int, int], None]  # variant, round (-1: warm-up), prompts done
+Tell = Callable[[str, int, int], None]  # variant, round (-1: warm-up), prompts done in it
 
 
 def compare(llm: LLM, plan: Plan, tell: Tell = lambda variant, round, done: None) -> Comparison:
@@ -192,16 +183,8 @@ def compare(llm: LLM, plan: Plan, tell: Tell = lambda variant, round, done: None
             tell(variant.name, -1, 0)
             llm.set_drafter(drafter)
             _warm_up(llm, plan)
-        for round in range(
-            plan.rounds
-        ):  # interleaved, there and back, so that a machine that slows down slows down all
-            for measured, drafter in list(zip(result.measured, drafters))[:: -1 if round % 2 else 1]:
-                # A new drafter for every pass: one that remembers other answers (suffix) must not have seen this
-                # prompt's answer in its own warm-up or in an earlier round.
-                llm.set_drafter(drafter)
-                report = partial(tell, measured.variant.name, round)
-                report(0)
-                _add_pass(measured, run_pass(llm, plan, report))
+        for round in range(plan.rounds):
+            _run_round(llm, result, drafters, round, tell)
     except KeyboardInterrupt:
         result.interrupted = True
     result.measured = [measured for measured in result.measured if measured.passes]
@@ -209,32 +192,53 @@ def compare(llm: LLM, plan: Plan, tell: Tell = lambda variant, round, done: None
     return result
 
 
-def _add_pass(measured: Measured, done: Pass) -> None:
-    if done.complete or (done.answers and not measured.passes):
-        measured.passes.append(done)
-    if not done.complete:
-        raise KeyboardInterrupt
-
-
 def _warm_up(llm: LLM, plan: Plan) -> None:
     """A few tokens of the longest prompt: first calls of everything, and the memory they claim, are not counted."""
-    longest = max(plan.prompts, key=lambda prompt: len(prompt.ids))
+    longest = max(range(len(plan.prompts)), key=lambda number: len(plan.prompts[number].ids))
     few = min(plan.params.max_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS)
     params = replace(plan.params, max_tokens=few, min_tokens=0)
-    done = run_pass(llm, replace(plan, names=["warm-up"], prompts=[longest], params=params), lambda count: None)
-    if not done.complete:
+    if not run_prompts(llm, replace(plan, params=params), [longest], lambda count: None).complete:
         raise KeyboardInterrupt
 
 
-def run_pass(llm: LLM, plan: Plan, on_done: Callable[[int], None]) -> Pass:
-    """All prompts once, as many at a time as the engine has room for; `on_done` hears how many have ended.
+def _run_round(llm: LLM, result: Comparison, drafters: list[Any], round: int, tell: Tell) -> None:
+    """Every prompt with every variant in turn, there and back, so that what slows the machine down slows down all.
+
+    Prompts that are answered together stay together, and so do those of a model that is loaded anew for each pass.
+    """
+    # A new drafter for every pass: one that remembers other answers (suffix) must not have seen this prompt's answer in
+    # its own warm-up or in an earlier round.
+    held = drafters if any(map(has_weights, drafters)) else [hold(drafter) for drafter in drafters]
+    count = len(result.plan.prompts)
+    size = 1 if held is not drafters and llm.options.max_num_seqs == 1 else count
+    passes = [Pass(0.0, []) for _ in result.measured]
+    try:
+        for turn, first in enumerate(range(0, count, size)):
+            order = list(zip(result.measured, held, passes))
+            for measured, drafter, done in order[:: -1 if (turn + round) % 2 else 1]:
+                llm.set_drafter(drafter)
+                report = partial(tell, measured.variant.name, round)
+                report(first)
+                numbers = range(first, min(first + size, count))
+                done.add(run_prompts(llm, result.plan, numbers, lambda ready: report(first + ready)))  # noqa: B023
+                if not done.complete:
+                    raise KeyboardInterrupt
+    finally:
+        for measured, done in zip(result.measured, passes):
+            done.complete = len(done.answers) == count
+            if done.complete or (done.answers and not measured.passes):
+                measured.passes.append(done)
+
+
+def run_prompts(llm: LLM, plan: Plan, numbers: Sequence[int], on_done: Callable[[int], None]) -> Pass:
+    """These prompts once, as many at a time as the engine has room for; `on_done` hears how many have ended.
 
     Ctrl-C ends it with the answers that are ready; what was spent on the others is not counted.
     """
     outputs: dict[str, CompletionOutput] = {}
     result = Pass(0.0, [])
     clock = start = time.perf_counter()
-    ids = [llm.add(prompt, plan.params) for prompt in plan.prompts]
+    ids = [llm.add(plan.prompts[number], plan.params) for number in numbers]
     spent = dict.fromkeys(ids, 0.0)
     gathered = {request_id: Gathered() for request_id in ids}
     try:
@@ -256,7 +260,7 @@ def run_pass(llm: LLM, plan: Plan, on_done: Callable[[int], None]) -> Pass:
     finally:
         for request_id in ids:
             llm.abort(request_id)
-    ready = [(number, request_id) for number, request_id in enumerate(ids) if request_id in outputs]
+    ready = [(number, request_id) for number, request_id in zip(numbers, ids) if request_id in outputs]
     result.answers = [Answer(number, outputs[request_id], spent[request_id]) for number, request_id in ready]
     for answer in result.answers:
         if answer.output.error is not None:

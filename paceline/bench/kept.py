@@ -1,4 +1,4 @@
-"""A drafter's model that is loaded once for a whole measurement, whatever its draft length.
+"""Drafters that take turns: one that is held while others run, and a model that is loaded once for a measurement.
 
 Every pass begins with a new drafter, since one that remembers answers must not have seen these before. A drafter with
 weights remembers none once its sequences have ended, and reading them again for each pass would take minutes. This
@@ -23,46 +23,54 @@ def keep_loaded(configs: list[Any]) -> list[Any]:
     drafting = [config for config in configs if _has_model(config)]
     if not drafting or any(_at_length_one(config) != _at_length_one(drafting[0]) for config in drafting):
         return configs
-    loaded = Loaded(max(drafting, key=lambda config: int(config.num_draft_tokens)).create())
-    return [Kept(loaded, config.num_draft_tokens) if _has_model(config) else config for config in configs]
+    drafter, done = max(drafting, key=lambda config: int(config.num_draft_tokens)).create(), set[str]()
+    return [Kept(drafter, config.num_draft_tokens, done) if _has_model(config) else config for config in configs]
+
+
+def has_weights(config: Any) -> bool:
+    """Whether a drafter made from it reads a model."""
+    return any(map(_has_model, (config, *getattr(config, "configs", ()))))
+
+
+def hold(config: Any) -> Any:
+    """The same drafter each time it is asked for, so that it can take turns with others and know what it knew."""
+    if config is None or isinstance(config, Kept):
+        return config
+    drafter = config.create()
+    return Kept(drafter, drafter.max_nodes, set())
 
 
 def _has_model(config: Any) -> bool:
-    return getattr(config, "model", None) is not None
+    return not isinstance(config, Kept) and getattr(config, "model", None) is not None
 
 
 def _at_length_one(config: Any) -> Any:
     return replace(config, **{LENGTH: 1})
 
 
-class Loaded:
-    """The drafter that has the weights, which it reads once."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter, self._attached = drafter, False
-        self._needs: Needs | None = None
-
-    def plan(self, target: Target) -> Needs:
-        if self._needs is None:
-            self._needs = self.drafter.plan(target)
-            return self._needs
-        return Needs()  # all it needs it has
-
-    def attach(self, target: Target, cache: KVCache) -> None:
-        if not self._attached:
-            self.drafter.attach(target, cache)
-            self._attached = True
-
-
 class Kept:
-    """One draft length of it: a config, and the drafter it creates. The engine gives no sequence a larger budget."""
+    """One draft length of the drafter that has the weights: a config, and the drafter it creates.
 
-    def __init__(self, loaded: Loaded, num_draft_tokens: int) -> None:
-        self._loaded, self.max_nodes = loaded, num_draft_tokens
-        self.plan, self.attach = loaded.plan, loaded.attach
+    The weights are read once for all lengths (`done` is theirs together). The engine gives no sequence a larger budget.
+    """
+
+    def __init__(self, drafter: Drafter, num_draft_tokens: int, done: set[str]) -> None:
+        self._drafter, self.max_nodes, self._done = drafter, num_draft_tokens, done
 
     def create(self) -> Any:
         return self
 
+    def plan(self, target: Target) -> Needs:
+        return self._drafter.plan(target) if self._is_first("plan") else Needs()  # all it needs it has
+
+    def attach(self, target: Target, cache: KVCache) -> None:
+        if self._is_first("attach"):
+            self._drafter.attach(target, cache)
+
+    def _is_first(self, step: str) -> bool:
+        new = step not in self._done
+        self._done.add(step)
+        return new
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loaded.drafter, name)  # all else is the drafter's own
+        return getattr(self._drafter, name)  # all else is the drafter's own

@@ -21,36 +21,26 @@ def record() -> dict[str, Any]:
     """Everything a reader needs in order to judge a figure, apart from the options."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
+        "versions": {
+            "paceline": paceline.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
         "machine": machine(),
         "revision": revision(),
     }
 
 
-def versions() -> dict[str, str]:
-    return {
-        "paceline": paceline.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
-
 def machine() -> dict[str, Any]:
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     return {
         "cpu": cpu_name(),
-        "cores": num_cores(),
+        "cores": (os.cpu_count() or 1) if allowed is None else len(allowed),  # that this process may use
         "threads": torch.get_num_threads(),
         "memory_gib": memory_gib(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "system": f"{platform.system()} {platform.release()}",
     }
-
-
-def num_cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def cpu_name() -> str:

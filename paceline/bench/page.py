@@ -1,6 +1,7 @@
-"""A measurement as one HTML page that needs nothing else: no network, no script, no other file.
+"""A measurement as one HTML page, and a comparison as one picture (SVG). Both need nothing else: no network, no script.
 
-Reads the layout of `results` alone and says what goes where; `page.html` beside this file draws it. Measures nothing.
+Reads the layout of `results` alone and says what goes where; `page.html` and `picture.svg` beside this file draw it.
+Measures nothing, writes no file.
 """
 
 from __future__ import annotations
@@ -14,41 +15,42 @@ from paceline.bench.charts import Series, plot, ticks
 from paceline.pieces import MEANINGS
 
 Data = dict[str, Any]
-TEMPLATE = "page.html"
 FEW = 10  # a share of fewer drafts than these says little
 NUM_LOOKS = 6  # colours and markers; further series begin again
 
 
-def write(path: Path, data: Data) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(data), encoding="utf-8")
-
-
 def render(data: Data) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    sweep = data["kind"] == "sweep"
-    return environment.get_template(TEMPLATE).render(
-        data=data,
-        title=_title(data),
+    """The page."""
+    swept = data["kind"] == "sweep"
+    return _fill(
+        "page.html",
+        data,
         verdict=report.verdict(data),
-        asked=_asked(data),
-        where=_where(data["machine"]),
-        bars=None if sweep else _bars(data),
-        lengths=_lengths(data) if sweep else None,
-        acceptance=_acceptance(data),
+        bars=None if swept else _bars(data),
+        lengths=_lengths(data) if swept else None,
         times=_times(data),
         table=_table(data),
         notes=report.footnotes(data),
-        shown=data["shown"],
         meanings=MEANINGS,
+    )
+
+
+def draw(data: Data) -> str:
+    """The picture of a comparison: speed, and acceptance by position in the draft."""
+    return _fill("picture.svg", data, bars=_bars(data))
+
+
+def _fill(template: str, data: Data, **parts: Any) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(Path(__file__).parent)
+    look: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    shared = {"title": _title(data), "asked": asked(data), "where": where(data["machine"])}
+    return (
+        Environment(loader=loader, **look)
+        .get_template(template)
+        .render(data=data, **shared, acceptance=_acceptance(data), **parts)
+        .lstrip()
     )
 
 
@@ -59,7 +61,8 @@ def _title(data: Data) -> str:
     return f"{model}: plain decoding and {report.count(len(data['variants']) - 1, 'drafter')}"
 
 
-def _asked(data: Data) -> str:
+def asked(data: Data) -> str:
+    """What was measured."""
     options, rows = data["options"], data["variants"]
     rounds = max(len(row["seconds"]) for row in rows)
     said = ""
@@ -70,7 +73,8 @@ def _asked(data: Data) -> str:
     return said + ("measured once" if rounds == 1 else f"median of {rounds} interleaved rounds")
 
 
-def _where(machine: Data) -> str:
+def where(machine: Data) -> str:
+    """On what."""
     parts = (
         machine["gpu"],
         machine["cpu"],
@@ -158,22 +162,6 @@ def _times(data: Data) -> list[Data]:
     return shown
 
 
-# Table
-
-
-HEADS = {
-    "time": "time",
-    "rate": "tokens/s",
-    "speed-up": "speed-up in time",
-    "interval": "95% interval",
-    "in forwards": "speed-up in forwards",
-    "per forward": "tokens per forward",
-    "accepted": "drafts accepted",
-    "repeated": "repeated 4\u2011grams",
-    "same": "same text as plain",
-}
-
-
 def _table(data: Data) -> Data:
     """Heads, and rows of cells; the first is the row's name."""
     rows = [
@@ -181,8 +169,9 @@ def _table(data: Data) -> Data:
             "best": report.is_best(data, row),
             "swept": row["draft_length"] is not None,
             "full": row["name"],
-            "cells": [report.first_cell(data, row), *(report.CELLS[name](row) for name in HEADS)],
+            "cells": [report.first_cell(data, row), *(column.cell(row) for column in report.COLUMNS.values())],
         }
         for row in data["variants"]
     ]
-    return {"heads": ["draft length" if data["kind"] == "sweep" else "variant", *HEADS.values()], "rows": rows}
+    heads = [column.head for column in report.COLUMNS.values()]
+    return {"heads": ["draft length" if data["kind"] == "sweep" else "variant", *heads], "rows": rows}

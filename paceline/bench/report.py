@@ -6,6 +6,7 @@ Reads the layout of `results` alone. Measures nothing, writes no file.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
@@ -18,55 +19,48 @@ from paceline.bench.interval import Estimate
 from paceline.pieces import MEANINGS, STYLES, readable
 
 Data = dict[str, Any]
-MAX_POSITIONS = 10  # as many as fit beside each other
+MAX_POSITIONS = 10  # with a name of twenty letters before them they fit into eighty
 BUSY = 1.1  # a forward that checks drafts takes no less time than one that does not; noise may make it seem so
+UNSTEADY = 1.5  # the slowest round of plain decoding over the fastest
 ENOUGH = 8  # prompts; an interval from fewer is not to be trusted far
 
 
-# A variant's figures as they are written in every table, by what the columns are about.
-CELLS: dict[str, Callable[[Data], str]] = {
-    "time": lambda row: f"{row['median_seconds']:.2f} s",
-    "rate": lambda row: f"{row['tokens_per_second']:.1f}",
-    "speed-up": lambda row: f"{row['speed_up']:.2f}×",
-    "interval": lambda row: bounds(row["speed_up_interval"]),
-    "in forwards": lambda row: f"{row['forward_speed_up']:.2f}×",
-    "per forward": lambda row: f"{row['tokens_per_forward']:.2f}",
-    "accepted": lambda row: share(row["acceptance"]),
-    "repeated": lambda row: share(row["repeated_4grams"]),
-    "same": lambda row: f"{row['identical']}/{row['answered']}",
+@dataclass(frozen=True)
+class Column:
+    """A figure of each variant: its head where there is room and where there is none, and how it is written."""
+
+    head: str
+    narrow: str
+    cell: Callable[[Data], str]
+
+
+COLUMNS = {
+    "time": Column("time", "time", lambda row: f"{row['median_seconds']:.2f} s"),
+    "rate": Column("tokens/s", "tokens\n/s", lambda row: f"{row['tokens_per_second']:.1f}"),
+    "speed-up": Column("speed-up in time", "speed-up\nin time", lambda row: f"{row['speed_up']:.2f}×"),
+    "interval": Column("95% interval", "95%\ninterval", lambda row: bounds(row["speed_up_interval"])),
+    "in forwards": Column("speed-up in forwards", "in\nforwards", lambda row: f"{row['forward_speed_up']:.2f}×"),
+    "per forward": Column("tokens per forward", "tokens/\nforward", lambda row: f"{row['tokens_per_forward']:.2f}"),
+    "accepted": Column("drafts accepted", "drafts\naccepted", lambda row: share(row["acceptance"])),
+    "repeated": Column("repeated 4\u2011grams", "repeated\n4-grams", lambda row: share(row["repeated_4grams"])),
+    "same": Column("same text as plain", "same\ntext", lambda row: f"{row['identical']}/{row['answered']}"),
 }
-COMPARED = {
-    "time": "time",
-    "rate": "tokens/s",
-    "speed-up": "speed-up",
-    "interval": "95%\ninterval",
-    "per forward": "tokens/\nforward",
-    "accepted": "drafts\naccepted",
-    "same": "same\ntext",
-}
-SWEPT = {
-    "time": "time",
-    "rate": "tokens\n/s",
-    "speed-up": "speed-up\nin time",
-    "interval": "95%\ninterval",
-    "in forwards": "in\nforwards",
-    "accepted": "drafts\naccepted",
-    "repeated": "repeated\n4-grams",
-    "same": "same\ntext",
-}
+LEFT_OUT = {"compare": ("in forwards", "repeated"), "sweep": ("per forward",)}  # where a table has to be narrow
+
+
+def columns(data: Data) -> list[Column]:
+    """Those of a narrow table."""
+    return [column for name, column in COLUMNS.items() if name not in LEFT_OUT[data["kind"]]]
 
 
 def table(data: Data) -> Table:
     """A row a variant, the best of a sweep in bold; where not all text is plain's, that figure stands out."""
-    sweep = data["kind"] == "sweep"
-    columns = SWEPT if sweep else COMPARED
-    shown = _new_table("draft\nlength" if sweep else "variant", *columns.values())
-    shown.padding = 0 if sweep else shown.padding  # nine columns in eighty characters
+    shown = _new_table("draft\nlength" if data["kind"] == "sweep" else "variant", *(c.narrow for c in columns(data)))
     for row in data["variants"]:
-        cells = {name: Text(CELLS[name](row)) for name in columns}
+        *cells, same = (Text(column.cell(row)) for column in columns(data))
         if row["identical"] != row["answered"]:
-            cells["same"].stylize("bold yellow")
-        shown.add_row(Text(first_cell(data, row)), *cells.values(), style="bold" if is_best(data, row) else "")
+            same.stylize("bold yellow")
+        shown.add_row(Text(first_cell(data, row)), *cells, same, style="bold" if is_best(data, row) else "")
     return shown
 
 
@@ -81,12 +75,13 @@ def is_best(data: Data, row: Data) -> bool:
 
 
 def _new_table(*heads: str) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    """Tight, so that eighty characters hold eleven columns."""
+    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=0)
     for place, head in enumerate(heads):
         if place:
             shown.add_column(head, justify="right", no_wrap=True)
         else:
-            shown.add_column(head, overflow="fold", min_width=len(head))
+            shown.add_column(head, overflow="fold", min_width=max(map(len, head.splitlines())))
     return shown
 
 
@@ -105,7 +100,7 @@ def positions(data: Data) -> Table | None:
     if not deepest:
         return None
     columns = range(1, min(deepest, MAX_POSITIONS) + 1)
-    shown = _new_table("drafts accepted at position", *map(str, columns))
+    shown = _new_table("drafts accepted\nat position", *map(str, columns))
     for row in rows:
         found = row["acceptance_by_position"]
         shown.add_row(Text(row["label"]), *(f"{found[at - 1]:.0%}" if at <= len(found) else "" for at in columns))
@@ -120,21 +115,32 @@ def drafted(data: Data) -> list[Data]:
 
 def footnotes(data: Data) -> list[str]:
     """What a reader has to know beside the figures, a sentence each."""
-    notes = [_interval_note(data)] if any(row["speed_up_interval"] for row in data["variants"]) else []
+    told = [row for row in data["variants"] if data["kind"] == "compare" and row["label"] not in row["name"]]
+    notes = [f"{row['label']}: {row['name']}" for row in told]
+    notes += [_interval_note(data)] if any(row["speed_up_interval"] for row in data["variants"]) else []
     if data["kind"] == "sweep":
         notes.append(
             "repeated 4-grams: the share of runs of four tokens that stood in the same answer before; text that goes "
             "round in circles is easy to draft, and a speed-up on it says little"
         )
-    if any(row["speed_up"] > BUSY * row["forward_speed_up"] for row in data["variants"]):
+    if is_disturbed(data):
         notes.append(
-            "more was gained in time than in forwards of the target, which drafting cannot do: the machine was busy "
-            "with something else at times; measure again, with more rounds"
+            "the machine was busy with something else at times: plain decoding's own rounds differ widely, or more was "
+            "gained in time than in forwards of the target, which drafting cannot do; measure again when it is quiet"
         )
     notes += differences(data)
     if data["interrupted"]:
         notes.append("interrupted: complete passes are counted" + _cut(data))
     return notes
+
+
+def is_disturbed(data: Data) -> bool:
+    """Whether something else ran on the machine at times."""
+    plain, gains = (
+        data["variants"][0]["seconds"],
+        (row["speed_up"] / row["forward_speed_up"] for row in data["variants"]),
+    )
+    return bool(max(plain) > UNSTEADY * min(plain) or max(gains) > BUSY)
 
 
 def _interval_note(data: Data) -> str:

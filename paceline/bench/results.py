@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 from paceline import pieces
 from paceline.bench import interval, machine, sweep
-from paceline.bench.compare import Answer, Comparison, Measured, Variant, labels
-from paceline.bench.differences import Difference
+from paceline.bench.compare import Answer, Comparison, Measured, Variant
 from paceline.drafters.table import find_config
 
 FIELDS = {"speculative": "draft model", "ngram": "n-gram drafter"}  # the names that scripts know, and of what
@@ -60,6 +61,25 @@ def record(kind: str, result: Comparison, tokenizer: Any, command: str, options:
     if kind == "compare":
         data |= _record_fields(result, data)
     return data
+
+
+def labels(variants: list[Variant]) -> list[str]:
+    """Short names: a draft model's own, else the word before the options; a letter tells those that share one apart."""
+    words = [_word(variant) for variant in variants]
+    letters = {word: iter(ascii_lowercase + ascii_uppercase) for word in words}
+    return [
+        word if words.count(word) == 1 else f"{word} {next(letters[word], variant.name)}"
+        for word, variant in zip(words, variants)
+    ]
+
+
+def _word(variant: Variant) -> str:
+    model = getattr(variant.drafter, "model", None)
+    if variant.draft_length is not None:
+        return f"{variant.draft_length} drafted"
+    if isinstance(model, str | Path):
+        return Path(model).name
+    return Path(variant.name.partition(":")[0]).name
 
 
 def _record_variants(result: Comparison) -> list[dict[str, Any]]:
@@ -115,17 +135,10 @@ def _record_answers(result: Comparison, measured: Measured) -> list[dict[str, An
             "token_ids": answer.output.token_ids,
             "finish_reason": answer.output.finish_reason,
             "identical": answer.prompt not in differing,
-            "difference": _record_difference(differing.get(answer.prompt)),
+            "difference": asdict(differing[answer.prompt]) if answer.prompt in differing else None,
         }
         for answer in measured.passes[0].answers
     ]
-
-
-def _record_difference(found: Difference | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    names = ("round", "position", "expected", "got", "margin")
-    return {name: getattr(found, name) for name in names}
 
 
 # default, speculative, ngram
@@ -227,9 +240,13 @@ def _drafted(answer: Answer) -> float:
 _NUMBERS = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s+\]")
 
 
-def write(path: Path, data: dict[str, Any]) -> None:
+def to_text(data: dict[str, Any]) -> str:
     """As JSON, a list of numbers on one line. No string is touched: a line break in one is written as \\n."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(data, indent=1, ensure_ascii=False)
-    text = _NUMBERS.sub(lambda found: "[" + re.sub(r"\s+", " ", found[1]) + "]", text)
-    path.write_text(text + "\n", encoding="utf-8")
+    return _NUMBERS.sub(lambda found: "[" + re.sub(r"\s+", " ", found[1]) + "]", text) + "\n"
+
+
+def write(path: Path, data: dict[str, Any]) -> None:
+    """For the scripts that measure again what they measured before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(to_text(data), encoding="utf-8")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from paceline.bench.compare import Comparison, Measured, Variant, estimate_between
+from paceline.bench.compare import Comparison, Variant, estimate_between
 from paceline.bench.interval import Estimate
 from paceline.drafters.table import LENGTH
 from paceline.drafters.table import listed as listed_drafters
@@ -59,12 +59,10 @@ class Best:
     @property
     def verdict(self) -> str:
         """In a sentence or two."""
-        return verdict(f"a draft length of {self.length}", self.speed_up) + self._rivals()
-
-    def _rivals(self) -> str:
+        said = verdict(f"a draft length of {self.length}", self.speed_up)
         if not self.rivals or not self.speed_up.above_one:
-            return ""
-        return f" {listed(self.rivals)} cannot be told from it."
+            return said
+        return f"{said} {', '.join(map(str, self.rivals))} cannot be told from it."
 
 
 def verdict(name: str, speed_up: Estimate) -> str:
@@ -84,30 +82,10 @@ def find_best(result: Comparison) -> Best | None:
     swept = [measured for measured in result.measured if measured.variant.draft_length is not None]
     if not swept:
         return None
-    speeds = {measured.variant.draft_length: result.speed_up(measured) for measured in swept}
-    best = max(swept, key=lambda measured: speeds[measured.variant.draft_length].value)
-    rivals = [other.variant.draft_length for other in swept if other is not best and not _is_slower(other, best)]
-    length = best.variant.draft_length
-    assert length is not None
-    return Best(length, speeds[length], [rival for rival in rivals if rival is not None])
-
-
-def _is_slower(other: Measured, best: Measured) -> bool:
-    return estimate_between(other, best).above_one
-
-
-def listed(numbers: list[int]) -> str:
-    """3, 4, 5 and 8 as “3 to 5 and 8”."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    told: list[str] = []
-    for run in runs:
-        told += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(number) for number in run]
-    return told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
+    best = max(swept, key=lambda measured: result.speed_up(measured).value)
+    equal = [other for other in swept if other is not best and not estimate_between(other, best).above_one]
+    length, *rivals = (int(measured.variant.draft_length or 0) for measured in (best, *equal))
+    return Best(length, result.speed_up(best), rivals)
 
 
 def repeated_share(answers: Iterable[list[int]]) -> float | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,12 +34,7 @@ class KVCache:
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=self.device)
-        # numpy's zeros cost no memory until they are written to; torch's are written at once. Vectors of 64 bytes are
-        # loaded from them, in one access where they begin at a multiple of that.
-        size = int(np.prod(shape)) * dtype.itemsize
-        memory = np.zeros(size + 64, dtype=np.uint8)
-        start = -memory.ctypes.data % 64
-        return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
+        return torch.frombuffer(_fresh_pages(math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
 
     def new_epoch(self) -> int:
         """A number for a drafter that starts now: rows written under another number are not its own."""
@@ -58,3 +56,17 @@ class KVCache:
         assert self.tails is not None
         self.tails[pages] = states.to(self.tails.dtype)
         self._known[pages] = pages > 0
+
+
+def _fresh_pages(size: int) -> Any:
+    """Zeros that cost no memory until they are written to; torch's are written at once.
+
+    Not in huge pages, which numpy would ask for: every head of every layer would clear one for its first row.
+    """
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return bytearray(size)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return pages

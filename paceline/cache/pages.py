@@ -55,17 +55,16 @@ class PagePool:
         """`count` fresh pages, or None and nothing taken."""
         if count > self.num_available:
             return None
-        pages = []
-        for _ in range(count):
-            if self._free:
-                page = self._free.popleft()
-            else:
-                page, _ = self._idle.popitem(last=False)
-                del self._page_of[self._key_of.pop(page)]
-            self._refs[page] = 1
-            self.epochs[page] = 0
-            pages.append(page)
+        pages = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
+        for page in pages:
+            self._refs[page], self.epochs[page] = 1, 0
         return pages
+
+    def _evict(self) -> int:
+        """The page that has been idle longest; what it held can no longer be found."""
+        page, _ = self._idle.popitem(last=False)
+        del self._page_of[self._key_of.pop(page)]
+        return page
 
     def share(self, page: int) -> None:
         """Hold a page that is known by its key."""

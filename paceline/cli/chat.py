@@ -56,7 +56,7 @@ def run(talk: Talk) -> None:
         except KeyboardInterrupt:
             show.note("\n(/quit or Ctrl-D ends the chat)")
         except PacelineError as error:
-            show.complain(str(error))
+            show.say(str(error), "red")
 
 
 def greet(talk: Talk) -> None:
@@ -87,11 +87,14 @@ def read_message() -> str | None:
 
 
 def take(talk: Talk, line: str) -> None:
-    """A command, or a message; one that begins with a slash is typed with two."""
+    """A command, or a message; one line that begins with a slash is typed with two. Several lines are no command."""
     from paceline.cli import show, slash
 
     text = line.strip()
-    if text.startswith("/") and not text.startswith("//"):
-        show.say(slash.obey(talk, text) or "")
-    elif text:
-        talk.answer(text.removeprefix("/"))
+    if text.startswith("/") and "\n" not in text:
+        if not text.startswith("//"):
+            show.say(slash.obey(talk, text) or "")
+            return
+        text = text[1:]
+    if text:
+        talk.answer(text)

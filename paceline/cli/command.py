@@ -9,15 +9,18 @@ This module knows how flags are written. It must not know what any of them means
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from paceline import compat
-from paceline.compat import Flag
+from paceline.cli import help
+from paceline.compat import Flag, table
 from paceline.compat.reading import switch
-from paceline.errors import OptionError
+from paceline.errors import OptionError, nearest
 
 EPILOG = (
     "Hyphens and underscores are the same in a flag's name. The flags of vLLM, LMFlow, Colossal-Inference and "
@@ -26,20 +29,87 @@ EPILOG = (
 END = "--"  # after it everything is an argument
 AFTER_SWITCH = ("true", "false", "True", "False")  # the only words that are a value there
 OFF = "off"  # the value of a switch for which there is no flag that says no
+WHOLE: tuple[type, str] = (int, "a whole number")
+NUMBERS: dict[Any, tuple[type, str]] = {int: WHOLE, list[int]: WHOLE, float: (float, "a number")}
 
 
 class Command(TyperCommand):
-    """A command that understands every spelling of its flags."""
+    """A command that understands every spelling of its flags, and refuses a value under the name that was typed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         declared = {flag: option for option in self.get_params(ctx) for flag in _flags_of(option)}
-        return super().parse_args(ctx, rewrite(args, declared, ctx.command_path))
+        with said_in_a_sentence(ctx):
+            return super().parse_args(ctx, rewrite(args, declared, ctx.command_path))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OptionError as error:
+            raise OptionError(_as_typed(str(error), ctx)) from None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        help.write(self, ctx, formatter)
+
+
+class Group(TyperGroup):
+    """Commands under one name; one that is not there is refused with the nearest, or with what `elsewhere` says."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}  # what other systems call so, and what there is instead
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with said_in_a_sentence(ctx):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name in self.commands:
+            return super().resolve_command(ctx, args)
+        word = name.replace("-", "_")
+        if word in self.elsewhere:
+            raise OptionError(f"{ctx.command_path} {name} {self.elsewhere[word]}")
+        near = nearest(name, self.commands)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(self.commands)}"
+        raise OptionError(f"{ctx.command_path} has no command {name!r}; {hint}")
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        help.write(self, ctx, formatter)
+
+
+@contextlib.contextmanager
+def said_in_a_sentence(ctx: Any) -> Iterator[None]:
+    """What the parser refuses, as everything else is refused. Which parser raises it differs by typer's version."""
+    try:
+        yield
+    except Exception as error:
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        text = message().rstrip(".")
+        extra = re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", text)
+        text = f"{extra[1]!r} is one argument too many" if extra else text[:1].lower() + text[1:]
+        raise OptionError(f"{text}; see {ctx.command_path} --help") from None
+
+
+def is_given(ctx: Any, name: str) -> bool:
+    """Whether an option was typed rather than left at its default."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _as_typed(text: str, ctx: Any) -> str:
+    """`top_p=2.0 is not allowed` where --top-p was typed; what stands inside a drafter's text is left."""
+    given = [option for option in ctx.command.params if is_given(ctx, option.name)]
+    flags = {option.name: flag for option in given for flag in option.opts if flag.startswith("--")}
+    named = re.compile(r"(?<![\w:,'(])(\w+)=(?=\S)")
+    return named.sub(lambda found: f"{flags[found[1]]} " if found[1] in flags else found[0], text)
 
 
 def rewrite(words: list[str], declared: Mapping[str, Any], command: str) -> list[str]:
     """The same words with every flag as the command declares it."""
     own, foreign, rest = _read(words, declared, command)
     given = compat.rewrite_flags(foreign, own, declared, command)
+    for flag in given:
+        _check_number(flag, help.kind(declared[flag.name]))
     _refuse_two_values(given, declared)
     return [*(word for flag in _said(given, declared) for word in flag.words()), *rest]
 
@@ -54,16 +124,15 @@ def _read(words: list[str], declared: Mapping[str, Any], command: str) -> tuple[
     own: list[Flag] = []
     foreign: list[Flag] = []
     rest: list[str] = []
+    arguments: list[str] = []  # that other systems give as flags
     left = list(words)
-    while left:
+    while left and left[0] != END:
         word = left.pop(0)
-        if word == END:
-            return own, foreign, [*rest, END, *left]
-        if not word.startswith("--"):
+        typed, equals, value = word.partition("=")
+        name = table.SHORT.get(typed, typed).replace("_", "-")
+        if not name.startswith("--"):
             rest.append(_no_flag(word, declared))
             continue
-        typed, equals, value = word.partition("=")
-        name = typed.replace("_", "-")
         takes = _takes(declared[name]) if name in declared else compat.takes_value(name, declared, command)
         if equals:
             flag = Flag(name, value, f"{typed} {value}")
@@ -73,9 +142,12 @@ def _read(words: list[str], declared: Mapping[str, Any], command: str) -> tuple[
             flag = Flag(name, None, typed)
         if name in declared:
             own.append(_checked(flag, declared[name]))
+        elif flag.option in table.ARGUMENTS and flag.value is not None:
+            arguments.append(flag.value)
         else:
             foreign.append(flag)
-    return own, foreign, rest
+    after = [*arguments, *left[1:]]
+    return own, foreign, [*rest, *([END, *after] if left or after else [])]
 
 
 def _no_flag(word: str, declared: Mapping[str, Any]) -> str:
@@ -106,6 +178,14 @@ def _checked(flag: Flag, option: Any) -> Flag:
     others = option.secondary_opts if flag.name in option.opts else option.opts
     off = [name for name in others if name.startswith("--")]
     return Flag(off[0], None, flag.written) if off else Flag(flag.name, OFF, flag.written)
+
+
+def _check_number(flag: Flag, kind: Any) -> None:
+    read, allowed = NUMBERS.get(kind, (str, ""))
+    try:
+        read(flag.value or 0)
+    except ValueError:
+        raise OptionError(f"{flag.written} is not allowed; allowed: {allowed}") from None
 
 
 def _said(given: list[Flag], declared: Mapping[str, Any]) -> list[Flag]:

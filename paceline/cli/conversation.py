@@ -95,16 +95,11 @@ class Conversation:
     def _second_turn(messages: list[Message]) -> int:
         return next(place for place in range(1, len(messages)) if messages[place]["role"] == "user")
 
-    def prompt(self) -> Prompt:
-        """All that was said, as the model reads it."""
-        return self._prompt(self.messages)
-
     def _prompt(self, messages: list[Message]) -> Prompt:
-        from paceline.prompts import Prompt
+        from paceline.prompts import encode
 
-        text = self._render(messages)
         special = self._template is None or not self._template.own
-        return Prompt(text, list(self._llm.tokenizer.encode(text, add_special_tokens=special)))
+        return encode(self._render(messages), self._llm.tokenizer, special)
 
     def _render(self, messages: list[Message]) -> str:
         from paceline.templates import PLACE

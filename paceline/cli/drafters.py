@@ -41,7 +41,8 @@ def parse(spec: str) -> Any:
             raise OptionError(f"--drafter {spec!r}: none takes no options")
         return None
     kind, values = read_word(word)
-    hints = typing.get_type_hints(kind.config)
+    known = typing.get_type_hints(kind.config)
+    hints = {name: known[name] for name in kind.options}
     for name, text in options.items():
         if name not in hints:
             raise OptionError(f"--drafter {spec!r}: " + unknown_option(name, list(hints)))
@@ -61,7 +62,7 @@ def settle(name: str, value: Any, specs: Sequence[str], configs: list[Any], quie
     called, unused = BESIDE[name]
     told = called.format(value)
     _check(name, value, told)
-    has = [config is not None and name in {item.name for item in dataclasses.fields(config)} for config in configs]
+    has = [name in table.options_of(config) for config in configs]
     free = [one and name not in split(spec)[1] for one, spec in zip(has, specs, strict=True)]
     if not any(has) and not quiet:
         log.warning("%s", f"{told} {unused}")

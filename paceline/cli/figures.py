@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,28 +18,24 @@ if TYPE_CHECKING:
     from paceline.outputs import Chunk
 
 ENOUGH = 4  # timed tokens below which a speed says nothing
+ENOUGH_ROUNDS = 16  # without a draft, for a cost of plain decoding
 PROBE = "The rider in front breaks the wind, and the riders behind rest in the draft."
 PROBE_TOKENS, PROBE_SECONDS, WARM_UP = 24, 1.5, 3
 
 
 class PlainCost:
-    """Seconds that plain decoding takes per token: the median of the latest rounds in which nothing was drafted.
+    """Seconds that plain decoding takes per token: the median of the latest run with enough rounds without a draft.
 
-    Older rounds had less context to attend to, so where few rounds are plain this makes plain decoding look a little
-    faster than it would be by now, and drafting a little less worth while.
+    A few such rounds tell nothing: with a good drafter they are an answer's first ones, after a pause, and slow.
     """
 
-    def __init__(self, kept: int = 32) -> None:
-        self._recent: deque[float] = deque(maxlen=kept)
+    def __init__(self) -> None:
+        self.seconds: float | None = None
 
-    def learn(self, records: Iterable[RoundRecord]) -> None:
-        for record in records:
-            if record.proposed == 0 and record.rows == record.emitted == 1:
-                self._recent.append(record.verify_seconds + record.rest_seconds)
-
-    @property
-    def seconds(self) -> float | None:
-        return statistics.median(self._recent) if self._recent else None
+    def learn(self, records: Iterable[RoundRecord], least: int = ENOUGH_ROUNDS) -> None:
+        plain = [one for one in records if one.proposed == 0 and one.rows == one.emitted == 1]
+        if len(plain) >= least:
+            self.seconds = statistics.median(one.verify_seconds + one.rest_seconds for one in plain)
 
 
 def measure_plain(llm: LLM) -> PlainCost:
@@ -53,7 +49,7 @@ def measure_plain(llm: LLM) -> PlainCost:
     for _ in llm.stream({"prompt_token_ids": ids}, params):
         if time.perf_counter() - start > PROBE_SECONDS:
             break
-    cost.learn(latest(llm, llm.engine.stats.rounds - before)[WARM_UP:])
+    cost.learn(latest(llm, llm.engine.stats.rounds - before)[WARM_UP:], least=1)
     return cost
 
 
@@ -71,6 +67,7 @@ class Figures:
     origins: Counter[str] = field(default_factory=Counter)  # a drafter's name, or what the target's own token was
     timed_tokens: int = 0
     seconds: float = 0.0  # of the timed tokens
+    plain_seconds: float = 0.0  # that plain decoding would have taken for them
     wait: float = 0.0  # until the first token
     proposed: int = 0
     accepted: int = 0
@@ -90,8 +87,9 @@ class Figures:
             self.wait = elapsed
         self.tokens += len(chunk.token_ids)
 
-    def close(self, records: Iterable[RoundRecord], prompt_tokens: int) -> None:
+    def close(self, records: Iterable[RoundRecord], prompt_tokens: int, plain: PlainCost) -> None:
         """The rounds it took; those up to the first token computed what the cache did not hold of the prompt."""
+        self.plain_seconds = self.timed_tokens * (plain.seconds or 0.0)
         computed, reading = 0, True
         for record in records:
             computed += record.rows - record.proposed if reading else 0
@@ -102,7 +100,7 @@ class Figures:
         self.reused += max(0, prompt_tokens - computed)
 
     def include(self, other: Figures) -> None:
-        for name in (*COUNTED, "seconds", "wait"):
+        for name in SUMMED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.origins.update(other.origins)
 
@@ -116,7 +114,10 @@ class Figures:
         return self.tokens / self.forwards if self.forwards else 0.0
 
     def times_plain(self, plain: PlainCost) -> float | None:
-        return None if self.speed is None or plain.seconds is None else self.speed * plain.seconds
+        """Against what plain decoding cost when each answer was made; while one comes, against what it costs now."""
+        if self.speed is None or plain.seconds is None:
+            return None
+        return self.plain_seconds / self.seconds if self.plain_seconds else self.speed * plain.seconds
 
     def line(self, plain: PlainCost, drafting: bool) -> str:
         """For people, in less than 80 columns."""
@@ -151,4 +152,4 @@ class Figures:
         return [f"{name:<12} {text}" for name, text in rows]
 
 
-COUNTED = ("tokens", "forwards", "timed_tokens", "proposed", "accepted", "prompt_tokens", "reused")
+SUMMED = tuple(item.name for item in fields(Figures) if item.name != "origins")

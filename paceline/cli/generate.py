@@ -17,7 +17,7 @@ from rich.text import Text
 
 from paceline.cli import loading, options, prompting
 from paceline.cli.options import option
-from paceline.errors import OptionError
+from paceline.errors import EMPTY, OptionError
 
 if TYPE_CHECKING:
     from paceline.cli.show import Painter
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paceline.params import SamplingParams
     from paceline.prompts import Prompt
 
-PROMPT_HELP = "The prompt, in quotes or as words; else --file, else standard input, else it is asked for."
+PROMPT_HELP = "The prompt, in quotes or as words, and below it what is piped in; or --file; else it is asked for."
 SHOW_HELP = (
     "Show which drafter gave each token, and which are the target's own, in colours with a legend. Takes "
     "--drafter suffix where none was given."
@@ -56,6 +56,7 @@ def generate(
 
     paceline generate "Name three fruits."
     paceline generate --file notes.txt --drafter ngram --show-drafts
+    cat notes.txt | paceline generate "Summarise:"
     """
     run(ctx.params)
 
@@ -65,6 +66,8 @@ def run(chosen: dict[str, Any]) -> None:
     prompting.check(chosen["chat"], chosen["prompt_template"], chosen["system"])
     words = chosen["prompt"]
     text = prompting.read_text(" ".join(words) if words else None, chosen["file"])
+    if not text:
+        raise OptionError(EMPTY)
     params = loading.read_params(chosen)
     specs = chosen["drafter"] or (["suffix"] if chosen["show_drafts"] else None)
     config = loading.read_drafter(specs, chosen)
@@ -74,7 +77,9 @@ def run(chosen: dict[str, Any]) -> None:
     start = time.perf_counter()
     if chosen["as_json"]:
         outputs = collect(llm, asked, params)
-        sys.stdout.write(json.dumps(record(chosen, specs, asked, outputs), ensure_ascii=False) + "\n")
+        told = {"model": chosen["model"], "drafter": specs or [], "prompt": asked.text, "prompt_token_ids": asked.ids}
+        told["outputs"] = [asdict(output) for output in outputs]
+        sys.stdout.write(json.dumps(told, ensure_ascii=False) + "\n")
     else:
         outputs = write(llm, asked, params, chosen)
     for output in outputs:
@@ -116,10 +121,11 @@ def _write_all(llm: LLM, asked: Prompt, params: SamplingParams, painter: Painter
     from paceline.pieces import Piece, Pieces
 
     streams = [Pieces(llm.tokenizer, asked.ids, params.skip_special_tokens) for _ in range(params.n)]
-    held: list[list[Piece]] = [[] for _ in range(params.n)]
-    outputs: list[CompletionOutput | None] = [None] * params.n
+    held: list[list[Piece]] = [[] for _ in streams]
+    outputs: dict[int, CompletionOutput] = {}
+    headings = iter([f"--- {place} of {params.n}\n" if params.n > 1 else "" for place in range(1, params.n + 1)])
+    painter.put(next(headings))
     turn = 0
-    painter.put(_heading(turn, params.n))
     for chunk in answers(llm, asked, params):
         stream = streams[chunk.index]
         stream.take(chunk.token_ids, chunk.provenance)
@@ -130,28 +136,25 @@ def _write_all(llm: LLM, asked: Prompt, params: SamplingParams, painter: Painter
         while turn < params.n:
             painter.write(held[turn])
             held[turn] = []
-            if outputs[turn] is None:
+            if turn not in outputs:
                 break
             painter.end()
+            painter.put(next(headings, ""))
             turn += 1
-            painter.put(_heading(turn, params.n))
-    return [output for output in outputs if output is not None]
-
-
-def _heading(place: int, count: int) -> str:
-    return f"--- {place + 1} of {count}\n" if count > 1 and place < count else ""
+    return [outputs[index] for index in sorted(outputs)]
 
 
 def tell(outputs: list[CompletionOutput], chosen: dict[str, Any], seconds: float, room: int) -> None:
     """What was asked for beside the text, on standard error."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
     for output in outputs:
         if output.logprobs is not None and not chosen["as_json"]:
             console.print(logprob_table(output))
         if chosen["stats"]:
             console.print(describe(output, seconds if len(outputs) == 1 else None), style="dim", soft_wrap=True)
     if chosen["stats"] and len(outputs) > 1:
-        console.print(describe_all(outputs, seconds), style="dim", soft_wrap=True)
+        together = spent(sum(len(output.token_ids) for output in outputs), seconds)
+        console.print(f"{len(outputs)} answers together: {together}", style="dim", soft_wrap=True)
     cut = [len(output.token_ids) for output in outputs if output.finish_reason == "length"]
     if cut and console.is_terminal:
         why = "the model takes no more tokens" if max(cut) >= room else f"cut at --max-tokens {max(cut)}"
@@ -162,19 +165,13 @@ def describe(output: CompletionOutput, seconds: float | None) -> str:
     """What an answer took, in one line; None: it shared its time with others, and they are told together."""
     figures, count = output.stats, len(output.token_ids)
     said = f"{count} tokens" if seconds is None else spent(count, seconds)
-    said += f", {figures.rounds} target forwards"
-    said += f", {figures.tokens_per_forward:.2f} tokens per forward"
+    said += f", {figures.rounds} target forwards, {figures.tokens_per_forward:.2f} tokens per forward"
     if sum(figures.proposed):
         said += f", {figures.acceptance:.0%} of drafts accepted"
         names = [told.drafter for told in output.provenance if told.drafter is not None]
         shares = [f"{name} {names.count(name)}" for name in dict.fromkeys(names)]
         said += f" (tokens by drafter: {', '.join(shares)})" if shares else ""
     return f"{said}; seed {output.seed}; ended by {output.finish_reason}"
-
-
-def describe_all(outputs: list[CompletionOutput], seconds: float) -> str:
-    """What several answers took that were computed at the same time."""
-    return f"{len(outputs)} answers together: {spent(sum(len(output.token_ids) for output in outputs), seconds)}"
 
 
 def spent(count: int, seconds: float) -> str:
@@ -190,16 +187,3 @@ def logprob_table(output: CompletionOutput) -> Table:
         text = ", ".join(f"{entry.decoded_token!r} {entry.logprob:.3f}" for entry in others)
         shown.add_row(Text(repr(own.decoded_token)), f"{own.logprob:.4f}", str(own.rank), Text(text))
     return shown
-
-
-def record(
-    chosen: dict[str, Any], specs: list[str] | None, asked: Prompt, outputs: list[CompletionOutput]
-) -> dict[str, Any]:
-    """The answers as plain data."""
-    return {
-        "model": chosen["model"],
-        "drafter": specs or [],
-        "prompt": asked.text,
-        "prompt_token_ids": asked.ids,
-        "outputs": [asdict(output) for output in outputs],
-    }

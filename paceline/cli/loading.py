@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.text import Text
 
 from paceline.cli import drafters, options
 from paceline.drafters.table import LENGTH
@@ -57,9 +59,9 @@ def draft_models(drafter: Any) -> list[str]:
 
 def waiting(text: str, model: str) -> contextlib.AbstractContextManager[Any]:
     """A turning sign on a terminal; not where the hub shows bars of its own."""
-    if catalog.find(model) is None and not Path(model).expanduser().exists():
+    if catalog.find(model) is None and not os.path.exists(os.path.expanduser(model)):
         return contextlib.nullcontext()
-    return Console(stderr=True).status(text)
+    return Console(stderr=True).status(Text(text))
 
 
 def fetch_known(names: list[str]) -> None:
@@ -69,15 +71,15 @@ def fetch_known(names: list[str]) -> None:
             fetch(name)
 
 
-def fetch(name: str) -> Path:
+def fetch(name: str, renew: bool = False) -> Path:
     """A model from the catalog; where no source answers, what to do without a network."""
     try:
-        return catalog.ensure(name)
+        return catalog.ensure(name, renew=renew)
     except FetchError as error:
         known = catalog.find(name)
         if known is None or "could not be fetched" not in str(error):
             raise
-        place = catalog.cache_dir() / "models" / known.name / known.filename
+        place = catalog.home_of(known) / known.filename
         raise FetchError(
             f"{error}, or copy {known.filename} from a machine that has it (paceline models says where) to {place}"
         ) from None

@@ -5,7 +5,7 @@ Knows the terminal and files. How anything is measured is `paceline.bench`'s.
 
 from __future__ import annotations
 
-import logging
+import os
 import shlex
 import sys
 import tempfile
@@ -14,20 +14,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
+from paceline.bench.prompts import DEFAULT_DEMO, listed_demos
 from paceline.cli import loading, options, prompting
 from paceline.cli.options import option
 from paceline.errors import OptionError, PacelineError
 
 if TYPE_CHECKING:
     from paceline.bench.compare import Comparison, Plan, Variant
-    from paceline.bench.demos import Question
+    from paceline.bench.prompts import Question
     from paceline.llm import LLM
+    from paceline.params import SamplingParams
     from paceline.prompts import Prompt
 
-log = logging.getLogger("paceline")
-
-DATASET = "A .jsonl or .jsonl.gz file with turns, prompt, question or text; else our own prompts."
-DEMO = "Our own prompts: te (English, the default), tc (Chinese) or chat (conversations)."
+REPORT, RESULTS, PICTURE = FILES = ("report.html", "results.json", "compare.svg")
+KEPT = "Earlier results stay: the folder's name then gets a number."
+DATASET = "A .jsonl or .jsonl.gz file with messages, turns, prompt, question or text; else our own prompts."
+DEMO = f"Our own prompts: {listed_demos()}; by default {DEFAULT_DEMO}."
 SHOW = option(
     options.SHOWING,
     "Show an answer, coloured by origin; by default on a terminal.",
@@ -52,9 +54,12 @@ OPTIONS: tuple[options.Group, ...] = (
 )
 
 
-def run(kind: str, chosen: dict[str, Any], variants: list[Variant], questions: list[Question], params: Any) -> None:
+def run(
+    kind: str, chosen: dict[str, Any], variants: list[Variant], questions: list[Question], params: SamplingParams
+) -> None:
     """Load, measure, write and show; Ctrl-C keeps what was measured."""
     from paceline.bench import results
+    from paceline.cli.show import note
 
     prompting.check(chosen["chat"], chosen["prompt_template"])
     errors = Console(stderr=True)
@@ -70,13 +75,16 @@ def run(kind: str, chosen: dict[str, Any], variants: list[Variant], questions: l
     data = results.record(kind, result, llm.tokenizer, command, told)
     lost = None
     try:
-        written = write(data, chosen, errors)
+        written = write(data, chosen)
     except OSError as error:  # the figures are shown all the same
         where = error.filename or chosen["output"]
         written, lost = [], PacelineError(f"{where} cannot be written: {error.strerror or error}")
-    show(data, sys.stdout.isatty() if chosen["show"] is None else chosen["show"], written)
+    show(data, sys.stdout.isatty() if chosen["show"] is None else chosen["show"], written, Console())
     if lost is not None:
         raise lost
+    folder = written[0].parent
+    if folder != chosen["output"]:
+        note(f"{chosen['output']} holds earlier results, which stay; these are in {folder}")
     if result.interrupted:
         raise KeyboardInterrupt
 
@@ -86,9 +94,10 @@ def check_files(chosen: dict[str, Any]) -> None:
     name: Path | None = chosen.get("save_output")
     if name is not None and name.suffix.lower() != ".json":
         raise OptionError(f"--save-output {str(name)!r} is not allowed; its name must end in .json")
-    if name is not None and name.is_dir():
-        raise OptionError(f"--save-output {str(name)!r} is a folder; give the name of a file")
-    for folder in (chosen["output"], *([] if name is None else [name.parent])):
+    if name is not None and os.path.exists(name):
+        what = "a folder" if name.is_dir() else "there already, and is not overwritten"
+        raise OptionError(f"--save-output {str(name)!r} is {what}; give the name of a new file")
+    for folder in (free_folder(chosen["output"]), *([] if name is None else [name.parent])):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -99,11 +108,21 @@ def check_files(chosen: dict[str, Any]) -> None:
             raise OptionError(f"the output folder {folder} cannot be written to: {error.strerror or error}") from None
 
 
+def free_folder(folder: Path) -> Path:
+    """The folder itself, or, where it holds results, the first of NAME-2, NAME-3 … that holds none."""
+    number, free = 1, folder
+    while any(os.path.exists(free / name) for name in FILES):  # unlike Path's, it answers for folders nobody may read
+        number += 1
+        here = folder.name in ("", "..")
+        free = folder / f"results-{number}" if here else folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
 # The plan
 
 
 def make_plan(
-    llm: LLM, questions: list[Question], chosen: dict[str, Any], params: Any, variants: list[Variant]
+    llm: LLM, questions: list[Question], chosen: dict[str, Any], params: SamplingParams, variants: list[Variant]
 ) -> Plan:
     """Questions as prompts, checked against the model before anything runs."""
     from paceline.bench.compare import Plan
@@ -115,35 +134,21 @@ def make_plan(
             check(prompt, params, llm.tokenizer, llm.limits)
         except OptionError as error:
             raise OptionError(f"prompt {question.name!r}: {error}") from None
-    lost = sum(_is_lossy(llm, question, prompt) for question, prompt in zip(questions, prompts))
-    if lost:
-        log.warning(
-            "%s's vocabulary lacks characters of %d of %d prompts, so it reads these with holes",
-            chosen["model"],
-            lost,
-            len(prompts),
-        )
     return Plan([question.name for question in questions], prompts, params, variants, chosen["rounds"])
 
 
 def to_prompt(llm: LLM, question: Question, chosen: dict[str, Any]) -> Prompt:
     """A question in the chat template, or as it is; a conversation only in the template."""
-    if not question.before:
+    if not question.is_conversation:
         return prompting.to_prompt(llm, question.text, chosen["chat"])
     if chosen["chat"] is False:
-        raise OptionError("--demo chat asks conversations, which --raw cannot write; leave out one of the two")
+        raise OptionError(f"prompt {question.name!r} is a conversation, which --raw cannot write; leave out --raw")
     if not prompting.has_template(llm):
         raise OptionError(
-            f"--demo chat asks conversations, but {chosen['model']} has no chat template; give --template vicuna, or "
-            "--demo te"
+            f"prompt {question.name!r} is a conversation, but {chosen['model']} has no chat template; give "
+            "--template vicuna"
         )
     return llm.read_chat(question.messages)
-
-
-def _is_lossy(llm: LLM, question: Question, prompt: Prompt) -> bool:
-    """Whether the tokens no longer have all letters of the question."""
-    read = set(llm.tokenizer.decode(prompt.ids)) if llm.tokenizer is not None else set(question.text)
-    return any(letter not in read for letter in question.text if letter.isalpha())
 
 
 def measure(llm: LLM, plan: Plan, console: Console) -> Comparison:
@@ -160,24 +165,21 @@ def measure(llm: LLM, plan: Plan, console: Console) -> Comparison:
 
     from paceline.bench import compare as bench
 
-    count, variants = len(plan.prompts), plan.variants
-    labels = {v.name: escape(label) for v, label in zip(variants, bench.labels(variants))}
-    passes: list[tuple[str, int]] = []  # begun so far
+    answered: dict[tuple[str, int], int] = {}
     text = TextColumn("{task.description}")
     columns = (text, BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     look: Any = {"console": console, "transient": True, "disable": not console.is_terminal}
     # Redrawn rarely: the bar's own thread would else take time from what is measured.
     with Progress(*columns, refresh_per_second=2, **look) as progress:
-        task = progress.add_task("warming up", total=count * len(variants) * plan.rounds)
+        task = progress.add_task("warming up", total=len(plan.prompts) * len(plan.variants) * plan.rounds)
 
         def tell(variant: str, round: int, done: int) -> None:
             if round < 0:
-                progress.update(task, description=f"warming up {labels[variant]}")
+                progress.update(task, description=f"warming up {escape(variant)}")
                 return
-            if (variant, round) not in passes:
-                passes.append((variant, round))
-            which = labels[variant] if plan.rounds == 1 else f"{labels[variant]}, round {round + 1} of {plan.rounds}"
-            progress.update(task, description=which, completed=(len(passes) - 1) * count + done)
+            answered[variant, round] = done
+            which = "measuring" if plan.rounds == 1 else f"round {round + 1} of {plan.rounds}"
+            progress.update(task, description=which, completed=sum(answered.values()))
 
         return bench.compare(llm, plan, tell)
 
@@ -185,42 +187,37 @@ def measure(llm: LLM, plan: Plan, console: Console) -> Comparison:
 # What comes out
 
 
-def write(data: dict[str, Any], chosen: dict[str, Any], console: Console) -> list[Path]:
-    """report.html, results.json, of a comparison compare.png, and what --save-output names; says what was written."""
-    from paceline.bench import page, picture, results
+def write(data: dict[str, Any], chosen: dict[str, Any]) -> list[Path]:
+    """report.html, results.json, of a comparison compare.svg, and what --save-output names; the report comes first."""
+    from paceline.bench import page, results
 
-    folder: Path = chosen["output"]
-    written = [folder / "report.html", folder / "results.json"]
-    results.write(folder / "results.json", data)
-    page.write(folder / "report.html", data)
+    folder = free_folder(chosen["output"])
+    texts = {folder / REPORT: page.render(data), folder / RESULTS: results.to_text(data)}
     if data["kind"] == "compare":
-        try:
-            picture.plot(data, folder / "compare.png")
-            written.append(folder / "compare.png")
-        except ImportError:
-            console.print("compare.png was not drawn: matplotlib is not installed (pip install 'paceline[bench]')")
+        texts[folder / PICTURE] = page.draw(data)
     if chosen.get("save_output") is not None:
-        results.write(chosen["save_output"], data)
-        written.append(chosen["save_output"])
-    return written
+        texts[chosen["save_output"]] = results.to_text(data)
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:  # what came into being meanwhile is not overwritten either
+            file.write(text)
+    return list(texts)
 
 
-def show(data: dict[str, Any], with_answer: bool, written: list[Path]) -> None:
+def show(data: dict[str, Any], with_answer: bool, written: list[Path], console: Console) -> None:
     from paceline.bench import report
 
-    console = Console()
+    plain: Any = {"markup": False, "highlight": False}
     console.print(report.table(data))
     positions = report.positions(data)
     if positions is not None:
         console.print(positions)
-    console.print(report.verdict(data), style="bold", markup=False, highlight=False)
-    for note in report.footnotes(data):
-        console.print(note, style="dim", markup=False, highlight=False)
+    console.print(report.verdict(data), style="bold", **plain)
+    for said in report.footnotes(data):
+        console.print(said, style="dim", **plain)
     if with_answer and data["shown"]:
         console.print()
         console.print(report.answer(data["shown"][0]))
-    if not written:
-        return
-    console.print(f"report: {written[0]}", markup=False, highlight=False, soft_wrap=True)
-    others = ", ".join(map(str, written[1:]))
-    console.print(f"also written: {others}", style="dim", markup=False, highlight=False, soft_wrap=True)
+    if written:
+        console.print(f"report: {written[0]}", soft_wrap=True, **plain)
+        console.print(f"also written: {', '.join(map(str, written[1:]))}", style="dim", soft_wrap=True, **plain)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from paceline.cli import loading
-from paceline.cli.command import Command
-from paceline.errors import FetchError
+from paceline.cli.command import Command, Group
+from paceline.errors import FetchError, nearest
 from paceline.models import catalog
 from paceline.models.catalog import ALIASES, DEFAULT_MODEL, Alias, human_size
 
@@ -23,25 +21,32 @@ Any other model goes by the path of its folder or .gguf file, or by its hub id, 
 WORTH_TELLING = 100_000  # bytes of a fetch that was cut
 NAME_HELP = "A name from `paceline models`."
 
-app = typer.Typer(help=HELP, invoke_without_command=True)
+app = typer.Typer(cls=Group, help=HELP, invoke_without_command=True)
 
 
 @app.callback()
 def models(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is None:
-        console = Console()
-        console.print(catalog.table())
-        for line in describe():
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        show()
+
+
+@app.command("list", cls=Command)
+def show() -> None:
+    """What `paceline models` alone shows."""
+    console = Console()
+    console.print(catalog.table())
+    for line in describe():
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command(cls=Command)
 def fetch(name: Annotated[str, typer.Argument(metavar="NAME", help=NAME_HELP)] = DEFAULT_MODEL) -> None:
-    """Bring a model into the cache, and say where its file is.
+    """Bring a model into the cache, check every byte of it, and say where its file is.
 
-    A fetch that was cut goes on where it ended. Commands fetch what they need by themselves.
+    A fetch that was cut goes on where it ended, and a damaged file is fetched anew. Commands fetch what they need by
+    themselves.
     """
-    typer.echo(str(loading.fetch(find(name).name)))
+    typer.echo(str(loading.fetch(find(name).name, renew=True)))
 
 
 @app.command(cls=Command)
@@ -64,18 +69,14 @@ def find(name: str) -> Alias:
     if "/" in name or name.endswith(".gguf"):
         hint = f"a path or hub id needs no fetching: type paceline generate --model {name}"
     else:
-        near = difflib.get_close_matches(name.lower(), ALIASES, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"type one of {', '.join(ALIASES)}"
+        near = nearest(name, ALIASES)
+        hint = f"did you mean {near}?" if near else f"type one of {', '.join(ALIASES)}"
     raise FetchError(f"{name!r} is not a model known by name; {hint}")
-
-
-def folder(alias: Alias) -> Path:
-    return catalog.cache_dir() / "models" / alias.name
 
 
 def held(alias: Alias) -> int:
     """Bytes that the cache holds of a model, whole or not."""
-    return sum(file.stat().st_size for file in folder(alias).rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in catalog.home_of(alias).rglob("*") if file.is_file())
 
 
 def describe() -> Iterator[str]:
@@ -94,3 +95,5 @@ def describe() -> Iterator[str]:
         yield f" Fetch one:  paceline models fetch {missing}"
     yield f' Use one:    paceline generate --model {DEFAULT_MODEL} "Name three fruits."'
     yield f" The cache:  {catalog.cache_dir()} (PACELINE_HOME moves it)"
+    if tiles := sum(file.stat().st_size for file in (catalog.cache_dir() / "tiles").glob("*.tiles")):
+        yield f" Its tiles:  {human_size(tiles)} of packed weights of other models; they may be deleted"

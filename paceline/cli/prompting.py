@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.prompts import Prompt
 
+PATIENCE = 2.0  # seconds before it is said what is waited for
 QUESTION = "Your prompt, one line, then Enter: "
 
 
@@ -43,16 +45,24 @@ def to_prompt(llm: LLM, text: str, chat: bool | None, system: str | None = None)
 
 
 def read_text(prompt: str | None, file: Path | None) -> str:
-    """The prompt from wherever it was given; on a terminal it is asked for."""
+    """The prompt: the argument, and below it what is piped in; or a file's; on a terminal it is asked for."""
     if prompt is not None and file is not None:
         raise OptionError("a prompt and --file were both given; give one")
     if file is not None:
         return _read_file(file)
-    if prompt is None and sys.stdin.isatty():
-        return ask()
-    if prompt is None or prompt == "-":
-        return _as_text(sys.stdin.buffer.read(), "the prompt on standard input")
-    return _as_text(prompt.encode(errors="surrogateescape"), "the prompt")
+    said = None if prompt in (None, "-") else _as_text(str(prompt).encode(errors="surrogateescape"), "the prompt")
+    if sys.stdin.isatty():
+        return ask() if said is None else said
+    piped = read_piped()
+    return f"{said}\n{piped}" if said and piped.strip() else said or piped
+
+
+def read_piped() -> str:
+    """All of standard input. Who is waited for in vain is told so: a remote shell keeps it open."""
+    with contextlib.suppress(OSError, ValueError):  # what has no descriptor, or cannot be waited for
+        if not select.select([sys.stdin], [], [], PATIENCE)[0]:
+            sys.stderr.write("reading standard input to its end; < /dev/null says there is none\n")
+    return _as_text(sys.stdin.buffer.read(), "the prompt on standard input")
 
 
 def ask() -> str:
@@ -67,7 +77,9 @@ def read_line(question: str) -> str | None:
     """A line without its end, with the terminal's own editing and history where it has them; None at the end."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401 - input() then has arrow keys and history
+            import readline  # input() then has arrow keys and history
+
+            readline.parse_and_bind("set enable-bracketed-paste on")  # lines that are pasted are one
         try:
             return _as_text(input(question).encode(errors="surrogateescape"), "what was typed")
         except EOFError:

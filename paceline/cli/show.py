@@ -5,9 +5,10 @@ Knows escape codes and columns. Must not know what the figures mean, nor where p
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO
 
 from rich.cells import cell_len
@@ -19,6 +20,7 @@ from paceline import pieces
 from paceline.pieces import Piece
 
 DIM = "dim"
+PARTS = re.compile(r"[ \n\t]|[^ \n\t]+")
 ERASE_BELOW = "\x1b[J"
 MAKE_ROOM = "\x1bD\x1b[A"  # one line down, which scrolls at the bottom, and back up: the column stays
 SAVE, RESTORE, NEXT_LINE = "\x1b7", "\x1b8", "\x1b[B\r"
@@ -36,6 +38,7 @@ class Painter:
         self._has_line = console.is_terminal and not console.is_dumb_terminal and self._is_terminal
         self.drafters: list[str] = []
         self._column = 0
+        self._word: list[Piece] = []  # of which more may come: it is not cut at the edge, so it waits
         self._shown = False  # a line of figures stands below
 
     def styled(self, text: str, style: str) -> str:
@@ -56,16 +59,15 @@ class Painter:
         return "".join(out)
 
     def write(self, shown: Sequence[Piece], below: str | None = None) -> None:
-        """The next pieces; `below` stands under them until more is written."""
-        if not self._has_line:
+        """The next pieces, on a terminal word by word; `below` stands under them until more is written."""
+        if not self._is_terminal:
             self.put(self.paint(shown))
             return
-        parts = [ERASE_BELOW if self._shown else "", self.paint(shown)]
         width = shutil.get_terminal_size().columns
-        for text, _ in shown:
-            self._column = column_after(self._readable(text), self._column, width)
+        folded = list(self._fold(shown, width))
+        parts = [ERASE_BELOW if self._shown else "", self.paint(folded)]
         # In the last column the cursor may wait to wrap, which moving it away and back would forget, or stand on text.
-        self._shown = below is not None and self._column < width - 1
+        self._shown = self._has_line and below is not None and self._column < width - 1
         if self._shown and below is not None:
             line = self.styled(below[: width - 1], DIM)
             parts += [MAKE_ROOM, SAVE, NEXT_LINE, line, RESTORE]
@@ -73,8 +75,34 @@ class Painter:
 
     def end(self) -> None:
         """The text is complete: no line below, and the cursor at the beginning of the next."""
-        self.put((ERASE_BELOW if self._shown else "") + "\n")
+        last = list(self._settle(shutil.get_terminal_size().columns))
+        self.put((ERASE_BELOW if self._shown else "") + self.paint(last) + "\n")
         self._shown, self._column = False, 0
+
+    def _fold(self, shown: Iterable[Piece], width: int) -> Iterator[Piece]:
+        """The same pieces with line breaks between words where a line is full."""
+        for text, told in shown:
+            for part in PARTS.findall(self._readable(text)):
+                if part not in " \n\t":
+                    self._word.append((part, told))
+                    if sum(cell_len(piece) for piece, _ in self._word) > width or cell_len(part) > len(part):
+                        yield from self._settle(width)  # no line holds it, or it may be cut anywhere
+                    continue
+                yield from self._settle(width)
+                if part != " " or self._column < width:  # a space at the edge is the line's end
+                    self._column = column_after(part, self._column, width)
+                    yield part, told
+
+    def _settle(self, width: int) -> Iterator[Piece]:
+        """The word that waited, on a line that holds it."""
+        word, self._word = self._word, []
+        length = sum(cell_len(piece) for piece, _ in word)
+        if word and self._column and length <= width < self._column + length:
+            self._column = 0
+            yield "\n", word[0][1]
+        for piece, told in word:
+            self._column = column_after(piece, self._column, width)
+            yield piece, told
 
     def put(self, text: str) -> None:
         """Characters the stream has no bytes for become question marks rather than an error."""
@@ -89,9 +117,10 @@ class Painter:
         """On a terminal no model steers the cursor."""
         return pieces.readable(text) if self._is_terminal else text
 
-    def legend(self, kinds: Iterable[str]) -> list[str]:
-        """A line for each drafter and each other origin among `kinds`, its name in its style."""
-        rows = pieces.legend(self.drafters, kinds)
+    def legend(self, kinds: Iterable[str], only: Sequence[str] | None = None) -> list[str]:
+        """A line for each drafter (in `only`) and each other origin among `kinds`, its name in its style."""
+        hidden = {*self.drafters} - {*(self.drafters if only is None else only)}
+        rows = [row for row in pieces.legend(self.drafters, kinds) if row[0] not in hidden]
         widest = max((len(name) for name, _, _ in rows), default=0)
         return [
             f"  {self.styled(name, style)}{' ' * (widest - len(name))}  {self.styled(meaning, DIM)}"
@@ -112,19 +141,12 @@ def column_after(text: str, column: int, width: int) -> int:
     return column
 
 
-def note(text: str) -> None:
-    """A remark beside the answer: dim, on standard error."""
-    painter = Painter(sys.stderr)
-    painter.put(painter.styled(text, DIM) + "\n")
-
-
-def say(text: str) -> None:
-    """What was asked for beside the answer, on standard error; nothing is no line."""
+def say(text: str, style: str = pieces.STYLES["plain"]) -> None:
+    """A line on standard error, beside the answer; nothing is no line."""
     if text:
-        Painter(sys.stderr).put(text + "\n")
+        painter = Painter(sys.stderr)
+        painter.put(painter.styled(text, style) + "\n")
 
 
-def complain(text: str) -> None:
-    """What was refused, without ending anything: red, on standard error."""
-    painter = Painter(sys.stderr)
-    painter.put(painter.styled(text, "red") + "\n")
+def note(text: str) -> None:
+    say(text, DIM)

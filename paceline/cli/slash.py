@@ -6,12 +6,11 @@ A command answers with a sentence, or raises a PacelineError, which the chat say
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.drafters import table
-from paceline.errors import OptionError
+from paceline.errors import OptionError, nearest
 
 if TYPE_CHECKING:
     from paceline.cli.talk import Talk
@@ -28,8 +27,8 @@ def obey(talk: Talk, line: str) -> str | None:
     name, _, argument = line[1:].partition(" ")
     command = COMMANDS.get(ALIASES.get(name, name))
     if command is None:
-        near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
-        hint = f"did you mean /{near[0]}?" if near else f"/help lists them, and //{name} says it to the model"
+        near = nearest(name, [*COMMANDS, *ALIASES])
+        hint = f"did you mean /{near}?" if near else f"/help lists them, and //{name} says it to the model"
         raise OptionError(f"/{name} is not a command; {hint}")
     return command.act(talk, argument.strip())
 
@@ -89,7 +88,7 @@ def _quit(talk: Talk, argument: str) -> None:
 
 
 COMMANDS = {
-    "drafter": Slash("SPEC", f"{table.NONE}, {table.listed()}, a model; several in order", _drafter),
+    "drafter": Slash("SPEC", f"{table.NONE}, ngram, suffix, a model …; several in order", _drafter),
     "temperature": Slash("X", "0 takes the likeliest token", _temperature),
     "template": Slash("NAME", "own, none, llama, vicuna, a Jinja file", _template),
     "system": Slash("TEXT", "the system message; none for no message", _system),

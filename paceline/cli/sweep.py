@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from paceline.bench.compare import Variant
 
 RESULTS = Path("sweep-results")
-DEFAULT_DRAFTER = "ngram:max_match=4,min_match=2"
+DEFAULT_DRAFTER = "ngram"
 NUM_PROMPTS = 100  # of a dataset, unless told otherwise
 DRAFT_HELP = "A draft model's name or path."
 DRAFTER_HELP = f"{listed()}, with options; by default {DEFAULT_DRAFTER}."
 LENGTHS_HELP = "The draft lengths: 1..10, 1-10, 1,2,4 or a number."
 PROMPTS_HELP = f"Only the first so many prompts; of a dataset {NUM_PROMPTS} by default."
-OUTPUT_HELP = "The folder for report.html and results.json."
+OUTPUT_HELP = f"The folder for report.html and results.json. {measuring.KEPT}"
 
 
 @options.takes(options.QUANTIZATION, *measuring.OPTIONS)

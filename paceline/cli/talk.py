@@ -39,7 +39,7 @@ class Talk:
         self.painter = show.Painter(sys.stdout, chosen["color"])
         with loading.waiting("timing plain decoding", self.model):
             self.plain = measure_plain(self.llm)
-        self.total = Figures()
+        self.total, self._held = Figures(), 0  # _held: tokens of the latest prompt and its answer
         self.ended = False
         self._use(specs, config)
 
@@ -53,16 +53,16 @@ class Talk:
             self.llm.set_drafter(config)
         self.drafter_name = " then ".join(specs)
         drafter: Any = self.llm.engine.drafter
-        names = [] if drafter is None else [part.name for part in getattr(drafter, "drafters", [drafter])]
-        self.painter.drafters += [name for name in names if name not in self.painter.drafters]
+        self._drafts = [] if drafter is None else [part.name for part in getattr(drafter, "drafters", [drafter])]
+        self.painter.drafters += [name for name in self._drafts if name not in self.painter.drafters]
 
     def legend(self, kinds: Iterable[str] = tuple(MEANINGS)) -> list[str]:
-        """What the styles mean, where there are any."""
-        return self.painter.legend(kinds) if self.painter.coloured else []
+        """What the styles mean, where there are any; of drafters only those that draft."""
+        return self.painter.legend(kinds, self._drafts) if self.painter.coloured and self._drafts else []
 
     def report(self) -> list[str]:
         """What all answers took, and where the conversation stands."""
-        length = len(self.conversation.prompt().ids) if self.conversation.messages else 0
+        length = self._held if self.conversation.messages else 0
         context = f"{'context':<12} {length} of {self.llm.max_model_len} tokens"
         return [*self.total.report(self.plain), context, f"{'drafter':<12} {self.drafter_name}"]
 
@@ -110,8 +110,9 @@ class Talk:
                     break
         self.painter.end()
         records = latest(self.llm, self.llm.engine.stats.rounds - before)
-        taken.close(records, len(prompt.ids))
         self.plain.learn(records)
+        taken.close(records, len(prompt.ids), self.plain)
+        self._held = len(prompt.ids) + taken.tokens
         self.total.include(taken)
         show.note(taken.line(self.plain, drafting) + remark(output))
         return said, output

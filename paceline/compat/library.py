@@ -9,28 +9,38 @@ from typing import Any
 from paceline.compat import drafter, table
 from paceline.compat.reading import Notices, Reading, show, whole
 from paceline.drafters import make
+from paceline.drafters.table import find
 from paceline.errors import OptionError
 from paceline.params import SamplingParams
 
 REQUEST = tuple(item.name for item in fields(SamplingParams) if item.init)
-OF_REQUEST = (*REQUEST, "max_length", "do_sample", "sampling_params")
-LENGTHS_FOR_LATER = ("max_n_spec_tokens", "n_spec_tokens")  # Colossal-Inference's drafters come after the engine
+OF_CALL = ("progress", "chat_template", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+OF_REQUEST = (*REQUEST, *OF_CALL, "max_length", "do_sample", "sampling_params")
+# Draft lengths without a drafter: ours and Colossal-Inference's, whose drafters come after the engine.
+LENGTHS_FOR_LATER = ("num_draft_tokens", "max_n_spec_tokens", "n_spec_tokens")
 
 
 def translate(options: Mapping[str, Any], known: Iterable[str], notices: Notices | None = None) -> dict[str, Any]:
     """The options of `LLM(...)` in our words; an unknown one is refused, naming the nearest."""
-    reading = Reading(table.LIBRARY, list(known))
-    for name, value in options.items():
-        if name in REQUEST and name not in reading.own:
-            raise OptionError(f"{name} belongs to a request: give it to generate, chat or stream")
-        reading.take(name, value, show(name, value))
-    for ours in reading.found():
-        if ours in OF_REQUEST and ours not in reading.own:
-            raise OptionError(f"{reading.written(ours)} belongs to a request: give it to generate, chat or stream")
+    own = tuple(known)
+    asked = {name: value for name, value in options.items() if name in REQUEST and name not in own}
+    reading = _read({name: value for name, value in options.items() if name not in asked}, own)
+    for name in [
+        *asked,
+        *(reading.written(ours) for ours in reading.found() if ours in OF_REQUEST and ours not in own),
+    ]:
+        raise OptionError(f"{name} belongs to a request: give it to generate, chat or stream")
     add_lengths(reading)
     result = _with_drafter(reading)
     (notices or Notices()).say(reading.notes)
     return result
+
+
+def _read(given: Mapping[str, Any], own: tuple[str, ...]) -> Reading:
+    reading = Reading(table.LIBRARY, own)
+    for name, value in given.items():
+        reading.take(name, value, show(name, value))
+    return reading
 
 
 def add_lengths(reading: Reading) -> None:
@@ -47,21 +57,16 @@ def _with_drafter(reading: Reading) -> dict[str, Any]:
     if chosen is not None:
         if given is not None:
             raise OptionError("both drafter= and a foreign spelling of it were given; give one")
-        return {**result, "drafter": drafter.build(chosen)}
-    if given is None:
-        _refuse_no_drafter(reading, parts)
-    elif parts.keys() - {"num_draft_tokens"} or (parts and hasattr(given, "create")):
+        kind = find(chosen[0])
+        return {**result, "drafter": None if kind is None else kind.make(chosen[1])}
+    if given is not None and (parts.keys() - {"num_draft_tokens"} or (parts and hasattr(given, "create"))):
         result["drafter"] = _complete(reading, given, parts)
+    elif given is None:
+        for written in (reading.written(f"draft.{part}") for part in parts):
+            if written.partition("=")[0] not in LENGTHS_FOR_LATER:
+                raise OptionError(written + drafter.NEEDS_DRAFTER)
     length = parts.get("num_draft_tokens")
     return result if length is None else {**result, "num_draft_tokens": length}
-
-
-def _refuse_no_drafter(reading: Reading, parts: Mapping[str, Any]) -> None:
-    """Options of a drafter without one. A draft length may be for a drafter that comes later."""
-    spelled = {row.name for row in table.SPELLINGS if row.to == "draft.num_draft_tokens"} & reading.names
-    for part in parts:
-        if part != "num_draft_tokens" or spelled - set(LENGTHS_FOR_LATER):
-            raise OptionError(reading.written(f"draft.{part}") + drafter.NEEDS_DRAFTER)
 
 
 def _complete(reading: Reading, given: Any, parts: Mapping[str, Any]) -> Any:
@@ -78,16 +83,24 @@ def _complete(reading: Reading, given: Any, parts: Mapping[str, Any]) -> Any:
     return given if config is None else replace(config, **drafter.complete(reading, kinds[0], {}, parts))
 
 
+def read_call(given: dict[str, Any], progress: bool = False, chat: bool = False) -> tuple[bool, dict[str, Any]]:
+    """Takes out of `given` what belongs to a call, not to its requests: whether progress is shown, and how messages
+    become a prompt, which is refused where there are none."""
+    names = [row.name for row in table.SPELLINGS if row.to in OF_CALL and row.name in given]
+    how = _read({name: given.pop(name) for name in names}, ()).found()
+    shown = bool(how.pop("progress", progress))  # a function that makes a bar is as good as yes
+    if how and not chat:
+        raise OptionError(f"{', '.join(how)}: a prompt is taken as it is; give it to chat")
+    return shown, {**how.pop("chat_template_kwargs", {}), **how}
+
+
 def read_request(given: Mapping[str, Any], prompt_length: int, notices: Notices) -> dict[str, Any]:
     """The options of one request in our words, fit for SamplingParams."""
-    reading = Reading(table.LIBRARY, REQUEST)
-    for name, value in given.items():
-        reading.take(name, value, show(name, value))
+    reading = _read(given, REQUEST)
     if reading.parts() or reading.found().keys() - set(OF_REQUEST):
         theirs = [name for name in given if name not in REQUEST]
         raise OptionError(f"{', '.join(theirs)}: not of a request but of the engine; give it to LLM(…)")
-    _settle_length(reading, prompt_length)
-    _settle_sampling(reading)
+    _settle(reading, prompt_length)
     notices.say(reading.notes)
     told = {name: value for name, value in reading.found().items() if value is not None}
     if "max_tokens" in given and given["max_tokens"] is None:  # the one None that says something: up to the length
@@ -95,25 +108,18 @@ def read_request(given: Mapping[str, Any], prompt_length: int, notices: Notices)
     return told
 
 
-def _settle_sampling(reading: Reading) -> None:
-    """do_sample decides whether a temperature counts; a generation_config that leaves it out means False."""
-    sampled = reading.pop("do_sample")
-    if sampled is None and "generation_config" in reading.names:
-        sampled = False
-    if sampled is False:
-        if reading.pop("temperature"):
+def _settle(reading: Reading, prompt_length: int) -> None:
+    """max_length counts the prompt, max_tokens does not. do_sample decides whether a temperature counts; a
+    generation_config that leaves it out means False."""
+    length, written = reading.pop("max_length")
+    if length is not None:
+        most = whole(length, written) - prompt_length
+        if most < 1:
+            told = f"counts the prompt, which has {prompt_length} tokens; give more, or max_new_tokens"
+            raise OptionError(f"{written} {told}")
+        reading.put("max_tokens", most, written)
+    sampled, _ = reading.pop("do_sample")
+    if sampled is False or (sampled is None and "generation_config" in reading.names):
+        if reading.pop("temperature")[0]:
             reading.notes.append("temperature has no effect without do_sample=True: the likeliest token is taken")
         reading.put("temperature", 0.0, "do_sample=False")
-
-
-def _settle_length(reading: Reading, prompt_length: int) -> None:
-    """max_length counts the prompt, max_tokens does not."""
-    if reading.get("max_length") is None:
-        return
-    written = reading.written("max_length")
-    most = whole(reading.pop("max_length"), written) - prompt_length
-    if most < 1:
-        raise OptionError(
-            f"{written} counts the prompt, which has {prompt_length} tokens; give more, or max_new_tokens"
-        )
-    reading.put("max_tokens", most, written)

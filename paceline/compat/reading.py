@@ -6,19 +6,19 @@ where options go afterwards.
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline.compat import table
-from paceline.compat.table import Spelling
-from paceline.errors import OptionError
+from paceline.errors import OptionError, nearest
 
 log = logging.getLogger("paceline")
 
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+SAID = {table.NO_EFFECT: "has no effect here", table.REFUSED: "is not supported", table.LATER: "is not there yet"}
+STRATEGIES = {"sampling": True, "greedy_search": False}
 MANY = ("stop", "stop_token_ids")  # options that add up instead of contradicting each other
 
 
@@ -45,30 +45,27 @@ class Reading:
         self._found: dict[str, tuple[Any, str]] = {}  # our option → its value, and how it was written
 
     def take(self, name: str, value: Any, written: str) -> None:
-        """One option under any of its names; None is as good as not given."""
+        """One option under any of its names; of a foreign one, None and "" are as good as not given."""
         if name in self.own:
             self.put("draft.num_draft_tokens" if name == "num_draft_tokens" else name, value, written)
             return
-        rows = table.named(name, self.where)
-        if not rows:
+        if not table.named(name, self.where):
             known = [*self.own, *table.names(self.where)]
-            raise OptionError(unknown_option(name, known))
-        if value is None:
+            raise OptionError(unknown_option(name, known, f"known: {', '.join(sorted(self.own))}"))
+        if value is None or (isinstance(value, str) and not value):
             return
         self.names.add(name)
         READERS.get(name, _by_table)(self, name, value, written)
 
     def put(self, ours: str, value: Any, written: str) -> None:
         """A value for an option of ours; another one that differs is refused, naming both."""
-        if ours in MANY:
-            value = [*(self.get(ours) or ()), *_listed(value)]
-            self._found[ours] = (value, written)
-            return
         before, first = self._found.get(ours, (None, ""))
-        if before is not None and value is not None and before != value:
-            raise OptionError(f"{first} and {written} contradict each other; give one")
-        if before is None:
+        if ours in MANY:
+            self._found[ours] = ([*(before or ()), *_listed(value)], written)
+        elif before is None:
             self._found[ours] = (value, written)
+        elif value is not None and before != value:
+            raise OptionError(f"{first} and {written} contradict each other; give one")
 
     def get(self, ours: str) -> Any:
         return self._found.get(ours, (None, ""))[0]
@@ -76,8 +73,9 @@ class Reading:
     def written(self, ours: str) -> str:
         return self._found[ours][1]
 
-    def pop(self, ours: str) -> Any:
-        return self._found.pop(ours, (None, ""))[0]
+    def pop(self, ours: str) -> tuple[Any, str]:
+        """Its value, None where there is none, and how it was written."""
+        return self._found.pop(ours, (None, ""))
 
     def found(self) -> dict[str, Any]:
         """All but the drafter's options."""
@@ -85,15 +83,15 @@ class Reading:
 
     def parts(self) -> dict[str, Any]:
         """The drafter's options."""
-        pairs = ((ours, value) for ours, (value, _) in self._found.items() if value is not None)
-        return {ours.removeprefix("draft."): value for ours, value in pairs if ours.startswith("draft.")}
+        found = [(ours.partition("draft.")[2], value) for ours, (value, _) in self._found.items()]
+        return {part: value for part, value in found if part and value is not None}
 
 
 def unknown_option(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """One sentence that names the nearest known option; where none is near, all of them or what `otherwise` says."""
     listed = list(dict.fromkeys(known))
-    near = difflib.get_close_matches(name, listed, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else otherwise or f"known: {', '.join(sorted(listed))}"
+    near = nearest(name, listed)
+    hint = f"did you mean {near!r}?" if near else otherwise or f"known: {', '.join(sorted(listed))}"
     return f"option {name!r} is not known; {hint}"
 
 
@@ -129,87 +127,60 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if many else [value]
 
 
-# One spelling's value: what the table says, or a rule of its own.
-
-
 def _by_table(reading: Reading, name: str, value: Any, written: str) -> None:
+    """What the table says of a value; `READERS` have rules of their own."""
     rows = table.named(name, reading.where)
-    exact = [row for row in rows if row.value and row.value == (value if isinstance(value, str) else repr(value))]
-    general = [row for row in rows if not row.value]
-    if not exact and not general:
-        if value == "":  # how PaddleNLP writes "none"
-            return
+    values = {row.value for row in rows}
+    if name in table.SWITCHES and rows[0].effect != table.NO_EFFECT:
+        value = switch(value, written)
+    elif "" in values and values & {"0", "1"}:  # the one number that is allowed; `True` and `1.0` are none
+        value = whole(value, written)
+    text = value if isinstance(value, str) else repr(value)
+    if text not in values and "" not in values:
         allowed = ", ".join(row.value for row in rows if row.effect in (table.SAME, table.RENAMED))
         raise OptionError(f"{written} is not known; allowed: {allowed}")
-    _apply(reading, (exact or general)[0], value, written)
-
-
-def _apply(reading: Reading, row: Spelling, value: Any, written: str) -> None:
-    reason = f"; {row.note}" if row.note else ""
+    row = next(row for row in rows if row.value == (text if text in values else ""))
+    told = f"{written} {SAID.get(row.effect, '')}" + (f"; {row.note}" if row.note else "")
+    if row.effect in (table.REFUSED, table.LATER):
+        raise OptionError(told)
     if row.effect == table.NO_EFFECT:
-        reading.notes.append(f"{written} has no effect here{reason}")
-    elif row.effect == table.REFUSED:
-        raise OptionError(f"{written} is not supported{reason}")
-    elif row.effect == table.LATER:
-        raise OptionError(f"{written} is not there yet{reason}")
+        reading.notes.append(told)
     elif row.to:
         ours, equals, fixed = row.to.partition("=")
         reading.put(ours, fixed if equals else value, written)
 
 
 def _read_speculative_config(reading: Reading, name: str, value: Any, written: str) -> None:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise OptionError(f"{show(name, value)} is not allowed; allowed: a dictionary, or its JSON") from None
-    if not isinstance(value, Mapping):
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        given = None
+    if not isinstance(given, Mapping):
         raise OptionError(f"{show(name, value)} is not allowed; allowed: a dictionary, or its JSON")
-    keys = [row.name for row in table.SPELLINGS if row.name.startswith(f"{name}.")]
-    for key, inner in value.items():
-        full = f"{name}.{key}"
-        if full not in keys:
-            raise OptionError(f"{name}: " + unknown_option(str(key), [k.removeprefix(f"{name}.") for k in keys]))
+    keys = [row.name.removeprefix(f"{name}.") for row in table.SPELLINGS if row.name.startswith(f"{name}.")]
+    for key, inner in given.items():
+        if key not in keys:
+            raise OptionError(f"{name}: " + unknown_option(str(key), keys))
         if inner is not None:
-            _by_table(reading, full, inner, show(full, inner))
+            _by_table(reading, f"{name}.{key}", inner, show(f"{name}.{key}", inner))
 
 
-def _read_model(reading: Reading, name: str, value: Any, written: str) -> None:
-    reading.put("draft.model", value, written)  # '[ngram]' and a model's name are two values of one thing
-
-
-def _read_do_sample(reading: Reading, name: str, value: Any, written: str) -> None:
-    reading.put("do_sample", switch(value, written), written)
-
-
-def _read_strategy(reading: Reading, name: str, value: Any, written: str) -> None:
-    if value in ("sampling", "greedy_search"):
-        reading.put("do_sample", value == "sampling", written)
-    else:
+def _read_sampling(reading: Reading, name: str, value: Any, written: str) -> None:
+    """Whether a temperature counts: yes or no, or PaddleNLP's words for it."""
+    if name == "decode_strategy" and value not in STRATEGIES:
         _by_table(reading, name, value, written)
+    else:
+        said = switch(value, written) if name == "do_sample" else STRATEGIES[value]
+        reading.put("do_sample", said, written)
 
 
 def _read_ends(reading: Reading, name: str, value: Any, written: str) -> None:
-    """Token ids: a number, a list, or text with commas."""
-    given = value.split(",") if isinstance(value, str) else _listed(value)
-    reading.put("stop_token_ids", [whole(token, written) for token in given], written)
-
-
-def _read_stop_token(reading: Reading, name: str, value: Any, written: str) -> None:
-    """A number is a token id, anything else the text to stop at."""
-    is_id = isinstance(value, int) or (isinstance(value, str) and value.isdecimal())
-    reading.put("stop_token_ids" if is_id else "stop", [whole(value, written)] if is_id else [value], written)
-
-
-def _read_gpu(reading: Reading, name: str, value: Any, written: str) -> None:
-    import torch
-
-    number = whole(value, written)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not 0 <= number < count:
-        seen = f"PyTorch sees {count or 'no'} CUDA device{'' if count == 1 else 's'} here"
-        raise OptionError(f"{written} means the device cuda:{number}, but {seen}; leave it out to take what there is")
-    reading.put("device", f"cuda:{number}", written)
+    """Token ids: a number, a list, or text with commas; a stop_token that is no number is the text to stop at."""
+    if name == "stop_token" and not str(value).isdecimal():
+        reading.put("stop", value, written)
+    else:
+        given = value.split(",") if isinstance(value, str) else _listed(value)
+        reading.put("stop_token_ids", [whole(token, written) for token in given], written)
 
 
 def _read_length(reading: Reading, name: str, value: Any, written: str) -> None:
@@ -218,15 +189,6 @@ def _read_length(reading: Reading, name: str, value: Any, written: str) -> None:
     library = reading.where == table.LIBRARY  # where a notice that named each length would be said for each
     reading.notes.append(f"{name if library else written} {row.note}")
     reading.put(name if library else "max_tokens", value, written)
-
-
-def _read_count(reading: Reading, name: str, value: Any, written: str) -> None:
-    """A number of which the table allows one; `True` and `1.0` are none."""
-    _by_table(reading, name, whole(value, written), written)
-
-
-def _read_switch(reading: Reading, name: str, value: Any, written: str) -> None:
-    _by_table(reading, name, switch(value, written), written)
 
 
 def _read_generation_config(reading: Reading, name: str, value: Any, written: str) -> None:
@@ -239,22 +201,15 @@ def _read_generation_config(reading: Reading, name: str, value: Any, written: st
             reading.take(key, inner, show(f"{name}.{key}", inner))
 
 
-Reader = Callable[[Reading, str, Any, str], None]
-READERS: dict[str, Reader] = {
+READERS: dict[str, Callable[[Reading, str, Any, str], None]] = {
     "speculative_config": _read_speculative_config,
-    "speculative_model": _read_model,
+    # '[ngram]' and a model's name are two values of one thing.
+    "speculative_model": lambda reading, name, value, written: reading.put("draft.model", value, written),
     "generation_config": _read_generation_config,
-    "do_sample": _read_do_sample,
-    "decode_strategy": _read_strategy,
+    "do_sample": _read_sampling,
+    "decode_strategy": _read_sampling,
     "eos_token_id": _read_ends,
-    "stop_token": _read_stop_token,
-    "gpu": _read_gpu,
+    "stop_token": _read_ends,
+    "gpu": lambda reading, name, value, written: reading.put("device", f"cuda:{whole(value, written)}", written),
     "max_length": _read_length,
-    "num_beams": _read_count,
-    "beam_width": _read_count,
-    "speculative_draft_tensor_parallel_size": _read_count,
-    "use_glide_drafter": _read_switch,
-    "glimpse_large_kv": _read_switch,
-    "ignore_eos": _read_switch,
-    "enable_prefix_caching": _read_switch,
 }

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.drafters import formats, table
 from paceline.drafters.table import LENGTH, NONE, Kind
-from paceline.errors import OptionError
+from paceline.errors import OptionError, nearest, not_an_object
 
 if TYPE_CHECKING:
     from paceline.drafters.base import DrafterConfig
@@ -21,10 +20,10 @@ def read_word(word: str) -> tuple[Kind, dict[str, Any]]:
     kind = None if there else table.find(word)
     if kind is not None:
         return kind, {}
-    known = [NONE, *(one.word for one in table.KINDS)]
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    known = [NONE, *(one.word for one in table.kinds())]
+    near = nearest(word, known)
     if near and not there:
-        raise OptionError(f"drafter {word!r} is not known and no such path exists; did you mean {near[0]!r}?")
+        raise OptionError(f"drafter {word!r} is not known and no such path exists; did you mean {near!r}?")
     held = formats.find_in_folder(word)
     if held is not None and not held.loads:
         raise formats.not_yet(word, held)
@@ -42,6 +41,8 @@ def make(given: Any, num_draft_tokens: int | None = None) -> DrafterConfig | Non
     if isinstance(given, str | Path):
         kind, options = read_word(str(given))
         config = kind.make(options)
+    elif isinstance(given, type):
+        raise OptionError(f"drafter must be an object, {not_an_object(given)}")
     elif hasattr(given, "state_dict"):  # a loaded model
         config = table.MODEL.make({"model": given})
     elif hasattr(given, "create"):
@@ -49,9 +50,9 @@ def make(given: Any, num_draft_tokens: int | None = None) -> DrafterConfig | Non
     else:
         raise OptionError(
             f"drafter={given!r} is not a drafter; allowed: {table.words()}, or an object such as NGram(…), Suffix(…), "
-            "DraftModel(…), FirstOf(…)"
+            "DraftModel(…), FirstOf(…), or a drafter of your own"
         )
-    if num_draft_tokens is None or config is given:
+    if num_draft_tokens is None or config is given or LENGTH not in table.options_of(config):
         made: DrafterConfig = config
         return made
     changed: DrafterConfig = dataclasses.replace(config, **{LENGTH: num_draft_tokens})

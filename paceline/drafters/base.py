@@ -3,15 +3,17 @@
 A drafter sees committed tokens, the states it tapped and, through `Context.draw`, the way tokens are picked.
 It never sees stop tokens, sampling parameters, acceptance rules or scheduling, and never imports the engine.
 
-One that says `on_device` works in tensors of fixed shape alone: neither `observe` nor `propose` reads data on the host,
-so rounds can be launched before earlier ones have been read, and a round can be captured.
+One that says `on_device` works in tensors of fixed shape alone: neither `observe` nor `propose` reads data on the host
+or loops over sequences, so rounds can be launched before earlier ones have been read, and a round can be captured.
+What it counts on the host it counts in `note`, before the round.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ from torch import Tensor
 from paceline.cache.slots import Slots
 from paceline.drafters.tree import Proposal
 from paceline.kernels.ops import LayerSpec
-from paceline.models.base import FINAL
+from paceline.models.base import FINAL, Model
 from paceline.models.batch import Batch
 from paceline.sampling.verify import Followed, Verdict
 
@@ -47,11 +49,14 @@ class Needs:
 
 @dataclass(frozen=True)
 class HostRows:
-    """What the host knows of the B sequences of a round."""
+    """What the host knows of the B sequences of a round that is about to run, those that draft first."""
 
+    table: Slots
     slots: list[int]
-    starts: list[int | None]  # the first position of each that became permanent; None: only the device knows
-    drafted: list[bool]  # whether the drafter was asked, and its own proposal judged
+    starts: list[int | None]  # the first position of each that is computed; None: only the device knows
+    sizes: list[int]  # rows of each: committed tokens, and nodes at most
+    num_drafting: int
+    judged: bool = True  # the drafter's own proposals will be; not: perhaps another's
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Observation:
     table: Slots  # all committed tokens and lengths, the newest token included
     batch: Batch
     verdict: Verdict | Followed | None  # None: prompt chunks alone
-    host: HostRows
+    slot_list: list[int]  # of the B sequences
     states: Tensor | None = None  # [T, W] the tapped states, side by side
     before: Before | None = None  # only where a sequence is seen the first time and does not begin at 0
     logits: Tensor | None = None  # [R, V] raw, of the batch's sampled rows
@@ -173,12 +178,15 @@ class Context(Protocol):
         """A fresh context for some of the sequences (None: all), nothing drawn yet, with budgets no larger."""
         ...
 
-    def draw(self, logits: Tensor, parents: Tensor, count: int = 1, likeliest: bool = False) -> Drawn:
+    def draw(
+        self, logits: Tensor, parents: Tensor, count: int = 1, likeliest: bool = False, ids: Tensor | None = None
+    ) -> Drawn:
         """Pick `count` children of each node parents[b, p] from logits[b, p] ([B, P, V], target ids) and add them.
 
         The only way to pick a token that was drawn rather than copied: it applies the request's own processors,
         temperature and noise for that node. A parent of PADDING gets none. likeliest: under a rule that asks for the
-        distribution of draws, take the likeliest instead of drawing, so that the tree may be pruned.
+        distribution of draws, take the likeliest instead of drawing, so that the tree may be pruned. ids [V']: the
+        target's id of each logit, for a drafter that knows some of the tokens; None: they are all there, in order.
         """
         ...
 
@@ -204,6 +212,7 @@ class Drafter(Protocol):
     max_nodes: int
     trees: bool  # whether proposals may branch
     on_device: bool  # observe and propose never read data on the host
+    learned: bool  # it has weights, which were trained for one target
 
     def plan(self, target: Target) -> Needs:
         """Read the weights, and say what else there will be to allocate."""
@@ -213,9 +222,15 @@ class Drafter(Protocol):
         """Once, after `plan`: borrow what it needs, add cache layers."""
         ...
 
-    def observe(self, seen: Observation) -> None: ...
+    def note(self, rows: HostRows) -> None:
+        """Before each of its rounds: what the host counts. The rest of these is what a captured round replays."""
+        ...
 
     def propose(self, context: Context) -> Proposal: ...
+
+    def observe(self, seen: Observation) -> None:
+        """After the target's forward, prompt chunks included."""
+        ...
 
     def forget(self, slots: list[int]) -> None: ...
 
@@ -234,7 +249,7 @@ class DrafterConfig(Protocol):
 class Target:
     """What a drafter may borrow from the target."""
 
-    model: Any  # a paceline model: its embedding, its head, its config
+    model: Model  # its embedding, its head, its config
     tokenizer: Any
     device: torch.device
     dtype: torch.dtype
@@ -244,16 +259,25 @@ class Target:
 
 
 class QuietDrafter:
-    """Empty answers to inherit, for what a drafter has nothing to say to."""
+    """Empty answers to inherit, for what a drafter has nothing to say to. Who inherits `note` and `observe` is not told
+    anything."""
 
     taps = Taps()
     trees = False
     on_device = False
+    learned = False
+
+    def create(self) -> Self:
+        """So that a drafter may stand where a config does: a fresh copy for each engine, as it is before `plan`."""
+        return copy.deepcopy(self)
 
     def plan(self, target: Target) -> Needs:
         return Needs(tail_width=sum(target.model.tap_width(tap) for tap in self.taps.hidden))
 
     def attach(self, target: Target, cache: KVCache) -> None:
+        pass
+
+    def note(self, rows: HostRows) -> None:
         pass
 
     def observe(self, seen: Observation) -> None:
@@ -264,6 +288,13 @@ class QuietDrafter:
 
     def reset(self) -> None:
         pass
+
+
+def listens(drafter: Drafter | None) -> bool:
+    """Whether a drafter has anything of its own to do when it is told of a round."""
+    told = (getattr(drafter, name, None) for name in ("note", "observe"))
+    quiet = (QuietDrafter.note, QuietDrafter.observe)
+    return drafter is not None and any(getattr(one, "__func__", one) is not other for one, other in zip(told, quiet))
 
 
 __all__ = [
@@ -280,4 +311,5 @@ __all__ = [
     "QuietDrafter",
     "Taps",
     "Target",
+    "listens",
 ]

@@ -1,12 +1,11 @@
 """The base of drafters that keep cache layers of their own, under the target's pages and slots.
 
 Of each sequence it knows, by slot and on the device: `read`, how many positions its layers hold, and `first`, below
-which they hold nothing of its own (a prefix hit it did not fill) and rows stay masked. The host knows when a sequence
-begins, which pages were filled by this very drafter, and how far behind the target a sequence may be at most.
+which they hold nothing of its own (a prefix hit it did not fill) and rows stay masked. The host knows, told by `note`,
+when a sequence begins and which pages were filled by this very drafter.
 
-A drafter that needs tokens alone reads them when next it is asked to draft (`read_up`): who never drafts costs nothing.
-One that needs the target's states reads the pairs it is shown in `observe`, beside the target's own rows
-(`pair_batches`), and can read nothing again.
+A `TokenReader` needs tokens alone and reads them when next it is asked to draft: who never drafts costs nothing. A
+`StateReader` needs the target's states: it reads the pairs it is shown in `observe`, and can read nothing again.
 
 A drafter's speculative rows are disposable: they lie behind `read`, and whoever reads further writes over them.
 """
@@ -21,29 +20,32 @@ from torch import Tensor
 
 from paceline.cache.kv import KVCache
 from paceline.cache.slots import Slots
-from paceline.drafters.base import Context, Observation, QuietDrafter, Target
-from paceline.kernels.ops import LayerSpec
+from paceline.drafters.base import Context, HostRows, Observation, QuietDrafter, Target
+from paceline.kernels.ops import Hidden, LayerSpec
 from paceline.models.base import Model
 from paceline.models.batch import Batch, Nodes, Shape, Static, Work, pack, pack_rows, places_of, rows_at
 
 MAX_ROWS = 512  # rows a single pass over unread tokens may have
+FEW = 32  # so many unread tokens of a sequence need no pass of their own
 
 
 @dataclass
 class Standing:
     """What the host knows of one sequence."""
 
-    behind: int  # computed positions it has not read, at most; negative: it is ahead by its own drafts
-    first: int  # pages that begin before it are not its own
-    marked: int  # pages up to here have been looked at and, if its own, marked
+    start: int  # it did not see the positions before this computed
+    first: int | None = None  # pages that begin before it are not its own; None: nothing is read yet
+    marked: int = 0  # pages up to here have been looked at and, if its own, marked
+    behind: int = 0  # computed positions it has not read, at most, before the round that comes
 
 
 class CachedDrafter(QuietDrafter):
-    """Subclasses load a `model` in `plan` and call `open_cache` in `attach`."""
+    """What both kinds share. Subclasses call `open_cache` in `attach`."""
 
     on_device = True
-    rereads = True  # it needs tokens alone, so what it missed it can read later
-    model: Model
+    learned = True
+    rereads: bool  # what it missed it can read later
+    begins = 0  # of a stretch that it saw, so many positions hold nothing
 
     def open_cache(self, target: Target, cache: KVCache, specs: Sequence[LayerSpec], reach: int) -> None:
         """specs: of its own layers; behind them its forward finds those of the target that it taps (`taps.kv`).
@@ -57,16 +59,12 @@ class CachedDrafter(QuietDrafter):
         self.first = torch.zeros(rows, dtype=torch.int64, device=target.device)  # [S+1]
         self._standing: dict[int, Standing] = {}
 
-    def observe(self, seen: Observation) -> None:
-        """Keep the books."""
-        for slot, start, drafted, shape in zip(
-            seen.host.slots, seen.host.starts, seen.host.drafted, seen.batch.places.shape
-        ):
+    def note(self, rows: HostRows) -> None:
+        """Where sequences that are new begin."""
+        for slot, start in zip(rows.slots, rows.starts):
             if slot not in self._standing:
                 assert start is not None, "nothing is ahead of a sequence that is seen the first time"
-                self._begin(seen.table, slot, start)
-            standing = self._standing[slot]
-            standing.behind = 1 if drafted else standing.behind + sum(shape)
+                self._standing[slot] = Standing(start)
 
     def forget(self, slots: list[int]) -> None:
         for slot in slots:
@@ -75,13 +73,16 @@ class CachedDrafter(QuietDrafter):
     def reset(self) -> None:
         self._standing.clear()
 
-    def _begin(self, table: Slots, slot: int, start: int) -> None:
-        """Where to start with a sequence whose first `start` positions it did not see computed.
+    def _begin(self, table: Slots, slot: int) -> None:
+        """Where to start reading, the first time it does.
 
         Its own pages count as read. Pages nobody else holds it may read again, if it can; what is left stays masked.
-        A pair belongs to its token's place, and the first token of a text, or of a stretch it saw, has none.
+        The first place of a text, or of a stretch it saw, may hold nothing (`begins`).
         """
-        pool, pages = self._cache.pool, table.pages.host[slot]
+        standing = self._standing[slot]
+        if standing.first is not None:
+            return
+        pool, pages, start = self._cache.pool, table.pages.host[slot], standing.start
         own = alone = -(-start // pool.block_size)
         if start % pool.block_size == 0:
             while own and pool.epochs[int(pages[own - 1])] == self._epoch:
@@ -91,93 +92,24 @@ class CachedDrafter(QuietDrafter):
         again = alone < own
         first = alone * pool.block_size if again else min(own * pool.block_size, start)
         read = first if again else start
-        self.read[slot], self.first[slot] = read, first + (not self.rereads)
-        self._standing[slot] = Standing(start - read, first, first // pool.block_size)
+        self.read[slot], self.first[slot] = read, first + self.begins
+        standing.first, standing.marked = first, first // pool.block_size
+        standing.behind += start - read
 
-    def mark(self, table: Slots, slot: int) -> None:
-        """It has read all that the host knows of: full pages are its own, so that a later prefix hit may use them."""
+    def _mark(self, table: Slots, slot: int, length: int) -> None:
+        """So many positions are read, or will be by the round that comes: full pages are its own, and a later prefix
+        hit may use them."""
         size, standing = self._cache.pool.block_size, self._standing[slot]
-        full = min(table.length(slot), self._reach) // size
+        if standing.first is None:
+            return
+        full = min(length, self._reach) // size
         for number in range(standing.marked, full):
             if number * size >= standing.first:
                 self._cache.pool.epochs[int(table.pages.host[slot, number])] = self._epoch
         standing.marked = max(standing.marked, full)
 
-    def read_up(self, context: Context) -> Tensor:
-        """Read all committed tokens, in passes of bounded size; the logits after each newest one [B, V]."""
-        for slot in context.slot_list:
-            if slot not in self._standing:  # it was switched on after the sequence began
-                self._begin(context.table, slot, context.table.length(slot) - 1)
-        behind = [self._standing[slot].behind for slot in context.slot_list]
-        logits = self._read_ahead(context, behind) if context.table.apart else self._read_known(context)
-        self.read[context.slots] = context.lengths.clamp(max=self._reach)
-        for slot in context.slot_list:
-            self._standing[slot].behind = -1
-            self.mark(context.table, slot)
-        return logits
-
-    def _read_known(self, context: Context) -> Tensor:
-        """Where the host knows how far each has been read: exactly what is left."""
-        starts = self.read[context.slots].tolist()
-        lengths = [min(context.table.length(slot), self._reach) for slot in context.slot_list]
-        starts = [min(start, length - 1) for start, length in zip(starts, lengths)]  # the newest gives the logits
-        while sum(length - start for start, length in zip(starts, lengths)) > max(MAX_ROWS, len(lengths)):
-            room, work = MAX_ROWS, []
-            for number, (slot, length) in enumerate(zip(context.slot_list, lengths)):
-                count = min(length - 1 - starts[number], room)
-                if count:
-                    work.append(Work(slot, starts[number], count))
-                    starts[number] += count
-                    room -= count
-            if not work:
-                break
-            self._forward(self._pack(work, context.table, None))
-        work = [Work(*item) for item in zip(context.slot_list, starts, (n - s for s, n in zip(starts, lengths)))]
-        batch = self._pack(work, context.table, None)
-        return self._logits(batch, batch.places.sampled)
-
-    def _read_ahead(self, context: Context, behind: list[int]) -> Tensor:
-        """Where it does not: in fixed shapes. The last pass reads the two newest; a row read twice is the same row."""
-        batch, ends = len(behind), context.lengths.clamp(max=self._reach)
-        share = max(2, MAX_ROWS // batch)
-        read, left = self.read[context.slots], max(behind) - 1
-        while left > 0:
-            count = min(left, share)
-            self._forward(self._pack_ahead(context, ((count, 0),) * batch, read, ends - 2))
-            read, left = torch.minimum(read + count, ends - 2), left - count
-        packed = self._pack_ahead(context, ((2, 0),) * batch, ends - 2, ends)
-        return self._logits(packed, packed.places.sampled)
-
-    def most_nodes(self, context: Context) -> Tensor:
-        """[B] the budgets; 0 for a sequence whose states it has not been shown yet (it was switched on just now)."""
-        known = [slot in self._standing for slot in context.slot_list]
-        if all(known):
-            return context.budgets
-        return torch.where(torch.tensor(known).to(context.table.device), context.budgets, 0)
-
-    def pair_batches(self, seen: Observation) -> Iterator[tuple[Batch, Tensor]]:
-        """The pairs that became whole, as rows to be run: each batch with its rows' states, f_i beside x_{i+1}."""
-        pairs, table = seen.pairs(), seen.table
-        crossing = 0
-        if seen.before is not None:
-            crossing = len(seen.before.known)
-            one_each = places_of(((1, 0),) * crossing, crossing, 0, table.device)
-            slots, starts, ends = pairs.slots[:crossing], pairs.positions[:crossing], pairs.positions[:crossing] + 1
-            reaches = [span.reach + 1 for span in seen.batch.layout.spans]
-            given = Static(reaches, None, torch.where(pairs.valid[:crossing], ends, 0), self.first[slots])
-            yield pack_rows(one_each, slots, starts, table, self._cache.pool.block_size, given), pairs.states[:crossing]
-        slots = pairs.slots[crossing:]
-        batch = rows_at(seen.batch, slots, pairs.positions[crossing:], pairs.tokens[crossing:], table)
-        batch.layout.first = torch.minimum(self.first[slots], batch.layout.positions)
-        yield batch, pairs.states[crossing:]
-
-    def feed(self, context: Context, tokens: Tensor, step: int, most: Tensor) -> Tensor:
-        """Feed everyone its own draft number `step` (1 the first), tokens [B]; the logits behind it [B, V]."""
-        batch = self.step_batch(context, tokens, step, most)
-        return self._logits(batch, batch.places.owner)
-
     def step_batch(self, context: Context, tokens: Tensor, step: int, most: Tensor) -> Batch:
-        """A row for each sequence: its own draft number `step`, behind its newest token.
+        """A row for each sequence: its own draft number `step` (1 the first), tokens [B], behind its newest token.
 
         Sequences that may have no further draft (most[b] <= step) have a row that is nobody's.
         """
@@ -193,6 +125,19 @@ class CachedDrafter(QuietDrafter):
         ]
         return self._pack(work, table, nodes)
 
+    def level_batch(self, context: Context, tokens: Tensor, paths: Tensor | None, fed: int, most: Tensor) -> Batch:
+        """W rows for each sequence, tokens [B, W]: drafts of its own, behind its newest token and `fed` such rows.
+
+        paths [B, W, D]: for each its ancestors among all rows fed, by depth, itself last; None: a chain. A sequence
+        has room for most[b] - 1 of them; rows beyond are nobody's.
+        """
+        table, (count, width) = context.table, tokens.shape
+        places = places_of(((0, width),) * count, count, width, table.device)
+        reach = min(table.longest(context.slot_list) + fed + width, table.max_length) + 1
+        nodes = Nodes(tokens, torch.full_like(context.slots, width), paths)
+        given = Static([reach] * count, nodes, context.lengths + most - 1, self.first[context.slots], skipped=fed)
+        return pack_rows(places, context.slots, context.lengths, table, self._cache.pool.block_size, given)
+
     def _pack(self, work: list[Work], table: Slots, nodes: Nodes | None) -> Batch:
         first = self.first[torch.tensor([item.slot for item in work], dtype=torch.int64)]
         return pack(work, table, self._cache.pool.block_size, nodes, first=first)
@@ -204,22 +149,165 @@ class CachedDrafter(QuietDrafter):
         starts: Tensor,
         ends: Tensor,
         nodes: Nodes | None = None,
+        since: Tensor | None = None,
     ) -> Batch:
         width = 0 if nodes is None else nodes.tokens.shape[1]
         places = places_of(shape, len(shape), width, context.table.device)
         reach = context.table.longest(context.slot_list) + 1
-        given = Static([reach] * len(shape), nodes, ends, self.first[context.slots])
+        given = Static([reach] * len(shape), nodes, ends, self.first[context.slots], since)
         return pack_rows(places, context.slots, starts, context.table, self._cache.pool.block_size, given)
 
+
+class TokenReader(CachedDrafter):
+    """Reads tokens. Subclasses load a `model` in `plan`."""
+
+    rereads = True
+    keeps_drafts = True  # what it fed itself counts as read once it came true
+    model: Model
+
+    def note(self, rows: HostRows) -> None:
+        """Where the device is ahead: how many positions the round has to read, at most, before it drafts."""
+        super().note(rows)
+        if not rows.table.apart:
+            return
+        drafting = rows.slots[: rows.num_drafting]
+        for slot in drafting:
+            self._begin(rows.table, slot)
+        self._most_behind = max([self._standing[slot].behind for slot in drafting], default=0)
+        for slot in drafting:
+            self._mark(rows.table, slot, rows.table.length(slot))
+            self._standing[slot].behind = -1  # it reads the newest token too, which is not computed yet
+        for number, (slot, size) in enumerate(zip(rows.slots, rows.sizes)):
+            own = self.keeps_drafts and rows.judged and number < rows.num_drafting
+            self._standing[slot].behind = 1 if own else self._standing[slot].behind + size
+
+    def read_up(self, context: Context, behind: Nodes | None = None) -> Tensor:
+        """Read all committed tokens, in passes of bounded size; the logits after each newest one [B, V].
+
+        behind: N rows more for each in the last pass, a chain behind its newest token; then the logits are
+        [B, 1+N, V], those of its last row again where it has fewer.
+        """
+        batch = self._read_ahead(context, behind) if context.table.apart else self._read_known(context, behind)
+        logits = self._logits(batch, batch.places.sampled)
+        self.read[context.slots] = context.lengths.clamp(max=self._reach)
+        return logits if behind is None else logits[batch.places.index]
+
+    def feed(self, context: Context, tokens: Tensor, step: int, most: Tensor) -> Tensor:
+        """Feed everyone its own draft number `step` (1 the first), tokens [B]; the logits behind it [B, V]."""
+        batch = self.step_batch(context, tokens, step, most)
+        return self._logits(batch, batch.places.owner)
+
+    def _read_known(self, context: Context, behind: Nodes | None) -> Batch:
+        """Where the host knows how far each has been read: exactly what is left. Answers the last pass."""
+        table = context.table
+        for slot in context.slot_list:
+            self._begin(table, slot)
+        starts = self.read[context.slots].tolist()
+        lengths = [min(table.length(slot), self._reach) for slot in context.slot_list]
+        starts = [min(start, length - 1) for start, length in zip(starts, lengths)]  # the newest gives the logits
+        while sum(length - start for start, length in zip(starts, lengths)) > max(MAX_ROWS, len(lengths)):
+            room, work = MAX_ROWS, []
+            for number, (slot, length) in enumerate(zip(context.slot_list, lengths)):
+                count = min(length - 1 - starts[number], room)
+                if count:
+                    work.append(Work(slot, starts[number], count))
+                    starts[number] += count
+                    room -= count
+            if not work:
+                break
+            self._forward(self._pack(work, table, None))
+        sizes = [0] * len(lengths) if behind is None else behind.sizes.tolist()
+        counts = (length - start for start, length in zip(starts, lengths))
+        for slot in context.slot_list:
+            self._mark(table, slot, table.length(slot))
+        return self._pack([Work(*item) for item in zip(context.slot_list, starts, counts, sizes)], table, behind)
+
+    def _read_ahead(self, context: Context, behind: Nodes | None) -> Batch:
+        """Where it does not: in fixed shapes. The last pass reads the two newest, and the few that are left before
+        them; a row read twice is the same row."""
+        batch, ends = len(context.slot_list), context.lengths.clamp(max=self._reach)
+        share = max(2, MAX_ROWS // batch)
+        read, left = self.read[context.slots], self._most_behind - 1
+        while left > FEW:
+            count = min(left, share)
+            self._forward(self._pack_ahead(context, ((count, 0),) * batch, read, ends - 2))
+            read, left = torch.minimum(read + count, ends - 2), left - count
+        last, width = 2 + max(left, 0), 0 if behind is None else behind.tokens.shape[1]
+        since = torch.minimum(read, ends - 2)  # what is read may lie in pages that others hold, too
+        return self._pack_ahead(context, ((last, width),) * batch, ends - last, ends + width, behind, since)
+
     def _forward(self, batch: Batch) -> None:
-        self._translate(batch)
-        self.model.forward(batch, self._caches)
+        self.run(batch, None)
 
     def _logits(self, batch: Batch, rows: Tensor) -> Tensor:
-        self._translate(batch)
-        found = self.model.forward(batch, self._caches, rows=rows).logits
+        found = self.run(batch, rows).logits
         assert found is not None
         return found
 
+    def run(self, batch: Batch, rows: Tensor | None) -> Hidden:
+        """Its network over a batch; with `rows` also the logits of those."""
+        self._translate(batch)
+        return self.model.forward(batch, self._caches, rows=rows)
+
     def _translate(self, batch: Batch) -> None:
         """Target ids to the drafter's own, where they differ."""
+
+
+class StateReader(CachedDrafter):
+    """Reads pairs of a token and the target's state before it. Subclasses say in `read_pairs` how."""
+
+    rereads = False
+    begins = 1  # a pair belongs to its token's place, and the first token has none
+
+    def open_cache(self, target: Target, cache: KVCache, specs: Sequence[LayerSpec], reach: int) -> None:
+        super().open_cache(target, cache, specs, reach)
+        self._ready = torch.zeros(target.max_num_seqs + 1, dtype=torch.bool, device=target.device)  # [S+1] it saw pairs
+
+    def note(self, rows: HostRows) -> None:
+        self._table = rows.table
+        for slot, start in zip(rows.slots, rows.starts):
+            if slot in self._standing:  # the pair of the token behind the last computed one is whole
+                self._mark(rows.table, slot, rows.table.length(slot) if start is None else start + 1)
+        super().note(rows)
+        for slot in rows.slots:
+            self._begin(rows.table, slot)
+
+    def observe(self, seen: Observation) -> None:
+        for batch, states in self._pair_batches(seen):
+            self.read_pairs(batch, states, seen.table)
+        self._ready[seen.slots] = True
+
+    def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
+        """Run rows of tokens x_{i+1}, each with the state f_i beside it, [T, W]."""
+        raise NotImplementedError
+
+    def most_nodes(self, context: Context) -> Tensor:
+        """[B] the budgets; 0 for a sequence whose states it has not been shown yet (it was switched on just now)."""
+        return torch.where(self._ready[context.slots], context.budgets, 0)
+
+    def forget(self, slots: list[int]) -> None:
+        for slot in slots:
+            if slot in self._standing:
+                self._mark(self._table, slot, self._table.length(slot))
+                self._ready[slot] = False
+        super().forget(slots)
+
+    def reset(self) -> None:
+        super().reset()
+        self._ready.zero_()
+
+    def _pair_batches(self, seen: Observation) -> Iterator[tuple[Batch, Tensor]]:
+        """The pairs that became whole, as rows to be run: each batch with its rows' states, f_i beside x_{i+1}."""
+        pairs, table = seen.pairs(), seen.table
+        crossing = 0
+        if seen.before is not None:
+            crossing = len(seen.before.known)
+            one_each = places_of(((1, 0),) * crossing, crossing, 0, table.device)
+            slots, starts, ends = pairs.slots[:crossing], pairs.positions[:crossing], pairs.positions[:crossing] + 1
+            reaches = [span.reach + 1 for span in seen.batch.layout.spans]
+            given = Static(reaches, None, torch.where(pairs.valid[:crossing], ends, 0), self.first[slots])
+            yield pack_rows(one_each, slots, starts, table, self._cache.pool.block_size, given), pairs.states[:crossing]
+        slots = pairs.slots[crossing:]
+        batch = rows_at(seen.batch, slots, pairs.positions[crossing:], pairs.tokens[crossing:], table)
+        batch.layout.first = torch.minimum(self.first[slots], batch.layout.positions)
+        yield batch, pairs.states[crossing:]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.cache.kv import KVCache
-from paceline.drafters.base import Context, Drafter, DrafterConfig, Needs, Observation, Taps, Target
+from paceline.drafters.base import Context, Drafter, DrafterConfig, HostRows, Needs, Observation, Taps, Target
 from paceline.drafters.tree import PADDING, Proposal
 from paceline.errors import OptionError
 
@@ -37,7 +37,6 @@ class FirstOfDrafter:
 
     def __init__(self, drafters: list[Drafter]) -> None:
         self.drafters = drafters
-        self._used: dict[int, Drafter] = {}  # by slot: whose proposal is being judged, where the host knows
         self._gather()
 
     def _gather(self) -> None:
@@ -49,6 +48,7 @@ class FirstOfDrafter:
         self.max_nodes = max(drafter.max_nodes for drafter in drafters)
         self.trees = any(drafter.trees for drafter in drafters)
         self.on_device = all(drafter.on_device for drafter in drafters)
+        self.learned = all(drafter.learned for drafter in drafters)
 
     def plan(self, target: Target) -> Needs:
         needs = [drafter.plan(target) for drafter in self.drafters]
@@ -67,20 +67,30 @@ class FirstOfDrafter:
             drafter.forget(slots)
 
     def reset(self) -> None:
-        self._used.clear()
         for drafter in self.drafters:
             drafter.reset()
 
-    def observe(self, seen: Observation) -> None:
-        """Each part sees the states it tapped, and which sequences its own proposals were judged for."""
-        used = [self._used.pop(slot, None) for slot in seen.host.slots]
+    def note(self, rows: HostRows) -> None:
+        """Where all parts are asked they know now; else when it is known for whom."""
+        self._rows = rows
+        asked = rows.num_drafting if rows.table.apart and self.on_device else 0
         for drafter in self.drafters:
-            host = replace(seen.host, drafted=[user is drafter for user in used])
+            drafter.note(replace(rows, num_drafting=asked, judged=False))
+
+    def _note_asked(self, drafter: Drafter, numbers: list[int]) -> None:
+        rows = self._rows
+        slots, sizes = [rows.slots[number] for number in numbers], [rows.sizes[number] for number in numbers]
+        starts = [rows.starts[number] for number in numbers]
+        drafter.note(HostRows(rows.table, slots, starts, sizes, len(numbers), judged=False))
+
+    def observe(self, seen: Observation) -> None:
+        """Each part sees the states it tapped."""
+        for drafter in self.drafters:
             states, before = self._part(seen.states, drafter), seen.before
             if before is not None:
                 kept = self._part(before.states, drafter)
                 before = None if kept is None else replace(before, states=kept)
-            drafter.observe(replace(seen, host=host, states=states, before=before))
+            drafter.observe(replace(seen, states=states, before=before))
 
     def _part(self, states: Tensor | None, drafter: Drafter) -> Tensor | None:
         """The columns one drafter tapped, of all that were."""
@@ -97,11 +107,12 @@ class FirstOfDrafter:
         for drafter in self.drafters:
             if not left:
                 break
+            if context.table.apart:
+                self._note_asked(drafter, left)
             part = context.only(left, drafter.max_nodes)
             proposal = drafter.propose(part).cut(part.budgets)
             sizes = proposal.sizes.tolist()
             parts.append((left, proposal))
-            self._used.update({context.slot_list[row]: drafter for row, size in zip(left, sizes) if size})
             left = [row for row, size in zip(left, sizes) if size == 0]
         return merge(parts, len(context.slot_list), context.table.device)
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from paceline.drafters import table
 from paceline.drafters.table import Kind, Marks
-from paceline.errors import OptionError
+from paceline.errors import OptionError, PacelineError
 
 
 def find_in_folder(path: str) -> Kind | None:
-    """By a folder's config alone; None for a model of its own, and for what is no folder."""
+    """By a folder's config and the names of its tensors; None for a model of its own, and for what is no folder."""
     folder = Path(path).expanduser()
-    return find_kind(_config(folder), ()) if folder.is_dir() else None
+    return find_kind(_config(folder), _tensor_names(folder)) if folder.is_dir() else None
 
 
 def check_loads(path: str) -> None:
@@ -35,6 +35,10 @@ def check_tensors(path: str, names: Collection[str]) -> None:
 
 def find_kind(config: Mapping[str, Any], tensors: Collection[str]) -> Kind | None:
     """The first kind whose mark is there; None for a model of its own."""
+    algorithm = config.get("speculators_model_type")
+    for kind in table.KINDS:
+        if algorithm is not None and algorithm in kind.marks.algorithms:
+            return kind
     return next((kind for kind in table.KINDS if _has(kind.marks, config, tensors)), None)
 
 
@@ -57,6 +61,16 @@ def _refuse(path: str, kind: Kind | None) -> None:
         raise OptionError(f"{path} holds {kind.called}, not a draft model; write {kind.word}:model={path}")
     if kind is not None:
         raise not_yet(path, kind)
+
+
+def _tensor_names(folder: Path) -> Collection[str]:
+    from paceline.models.sources import FolderSource  # which imports torch
+
+    others = tuple(name for kind in table.KINDS for name in kind.files)
+    try:
+        return FolderSource(folder, others).names()
+    except PacelineError:
+        return ()  # whoever loads it says what is wrong
 
 
 def _config(folder: Path) -> dict[str, Any]:

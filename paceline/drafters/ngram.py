@@ -22,9 +22,10 @@ from torch import Tensor
 from paceline.drafters.base import Context, QuietDrafter
 from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
+from paceline.params import check_count
 
 RULES = ("vllm", "transformers", "reference")
-DEFAULT_MATCH = 5  # the vllm rule, with neither length given
+DEFAULT_MATCH = 2, 4  # the vllm rule, with neither length given: the best measured (bench/results/ngram_lengths.json)
 DEFAULT_MAX_MATCH = {"transformers": 2, "reference": 3}
 
 
@@ -36,7 +37,7 @@ class NGram:
     min_match, max_match: how many tokens have to agree, and how many are looked at.
     rule: which place is copied from.
       "vllm"          the longest match of min_match … max_match tokens, the earliest such place in prompt and output.
-                      One length missing: equal to the other; both missing: 5.
+                      One length missing: equal to the other; both missing: 2 … 4.
       "transformers"  the same with lengths 1 … max_match (2 unless given).
       "reference"     only tokens of the output are looked up, max_match (3 unless given) down to 1: first in the
                       prompt, then in the output, a copy never running from one into the other; and the number of
@@ -50,34 +51,29 @@ class NGram:
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
-            raise OptionError(f"rule is {self.rule!r}; allowed are {', '.join(map(repr, RULES))}")
+            raise OptionError(f"rule={self.rule!r} is not known; allowed: {', '.join(RULES)}")
         for option in ("num_draft_tokens", "min_match", "max_match"):
             given = getattr(self, option)
             if option == "num_draft_tokens" or given is not None:
-                _check_count(option, given)
+                check_count(option, given, 1)
         if self.rule != "vllm" and self.min_match not in (None, 1):
-            raise OptionError(f"min_match is {self.min_match}; rule {self.rule!r} always looks down to 1")
+            raise OptionError(f"min_match={self.min_match} is not allowed: rule {self.rule!r} always looks down to 1")
         shortest, longest = self.match_lengths
         if shortest > longest:
-            raise OptionError(f"min_match is {shortest} and max_match is {longest}; min_match may not be the larger")
+            raise OptionError(f"min_match={shortest} is above max_match={longest}")
 
     @property
     def match_lengths(self) -> tuple[int, int]:
         """The shortest and the longest match, defaults filled in."""
         if self.rule != "vllm":
             return 1, self.max_match or DEFAULT_MAX_MATCH[self.rule]
-        return (
-            self.min_match or self.max_match or DEFAULT_MATCH,
-            self.max_match or self.min_match or DEFAULT_MATCH,
-        )
+        if self.min_match is None and self.max_match is None:
+            return DEFAULT_MATCH
+        given = self.min_match or self.max_match or 0
+        return given, self.max_match or given
 
     def create(self) -> NGramDrafter:
         return NGramDrafter(self)
-
-
-def _check_count(option: str, given: object) -> None:
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise OptionError(f"{option} is {given!r}; it must be a whole number of at least 1")
 
 
 class NGramDrafter(QuietDrafter):
@@ -123,14 +119,13 @@ class NGramDrafter(QuietDrafter):
 
     def _search(self, context: Context, nodes: int) -> Proposal:
         """`_look_up` on the host, for the rules that take prompt and output as one text."""
-        drafts = []
+        texts = []
         for slot, budget in zip(context.slot_list, context.budget_list):
             length = context.table.length(slot)
             text = context.table.tokens.host[slot, :length]
             source = _find(text.tobytes(), text.itemsize, self._min_match, self._max_match)
-            tokens = text[source : source + min(nodes, budget)].tolist()
-            drafts.append((tokens, list(range(-1, len(tokens) - 1))))
-        return Proposal.of_trees(drafts, context.table.device, self.name)
+            texts.append(text[source : source + min(nodes, budget)].tolist())
+        return Proposal.of_texts(texts, context.table.device, self.name)
 
     def forget(self, slots: list[int]) -> None:
         if self._pace is not None:

@@ -14,6 +14,7 @@ from paceline.drafters.suffix_node import Text
 from paceline.drafters.suffix_tree import Draft, Limits, SuffixTree
 from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
+from paceline.params import check_count
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,11 @@ class Suffix:
     def __post_init__(self) -> None:
         least = {"num_draft_tokens": 1, "max_tree_depth": 2, "max_cached_requests": 0, "max_cached_bytes": 0}
         for option, lowest in least.items():
-            given = getattr(self, option)
-            if not isinstance(given, int) or isinstance(given, bool) or given < lowest:
-                raise OptionError(f"{option} is {given!r}; it must be a whole number of at least {lowest}")
+            check_count(option, getattr(self, option), lowest)
         if not 0 < self.max_spec_factor < float("inf"):
-            raise OptionError(f"max_spec_factor is {self.max_spec_factor!r}; it must be a finite number above 0")
+            raise OptionError(f"max_spec_factor={self.max_spec_factor!r} is not allowed; allowed: a number above 0")
         if not 0 <= self.min_token_prob <= 1:
-            raise OptionError(f"min_token_prob is {self.min_token_prob!r}; it must lie between 0 and 1")
+            raise OptionError(f"min_token_prob={self.min_token_prob!r} is not allowed; allowed: a number from 0 to 1")
 
     def create(self) -> SuffixDrafter:
         return SuffixDrafter(self)
@@ -87,7 +86,7 @@ class SuffixDrafter(QuietDrafter):
         self._memories: dict[int, Memory] = {}  # by slot
 
     def observe(self, seen: Observation) -> None:
-        for slot in seen.host.slots:
+        for slot in seen.slot_list:
             self._catch_up(slot, seen.table)
 
     def propose(self, context: Context) -> Proposal:

@@ -2,11 +2,13 @@
 
 Commands, foreign spellings, `drafter=`, published folders and documentation are read with these rows. So a new drafter
 is its own file, its test, its page, and `home` in one row. Knows words; a config is imported when it is asked for.
+Other packages bring rows of their own, as entry points of the group `paceline.drafters`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,6 +18,7 @@ from paceline.errors import OptionError
 
 NONE = "none"  # the word for no drafter
 LENGTH = "num_draft_tokens"  # the option of every drafter that bounds its drafts
+GROUP = "paceline.drafters"  # of entry points: a word, and module:class of what it means
 
 
 @dataclass(frozen=True)
@@ -23,13 +26,14 @@ class Marks:
     """How a published folder shows its kind; one of these is enough.
 
     types: its config's model_type. architecture: stands in the name of one. keys: of its config. tensors: a pattern
-    that a tensor's name begins with.
+    that a tensor's name begins with. algorithms: its speculators_model_type, which decides where it is given.
     """
 
     types: tuple[str, ...] = ()
     architecture: str = ""
     keys: tuple[str, ...] = ()
     tensors: str = ""
+    algorithms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Kind:
 
     word: what users call it. called: the same inside a sentence. does: what it does, for help.
     home: module:class of its config; without one it is known, but cannot be loaded yet.
-    methods: what vLLM calls it, and PaddleNLP where it has it.
+    methods: what vLLM calls it, and PaddleNLP where it has it. files: weight files only this kind has.
     """
 
     word: str
@@ -47,6 +51,7 @@ class Kind:
     home: str = ""
     methods: tuple[str, ...] = ()
     marks: Marks = Marks()
+    files: tuple[str, ...] = ()
 
     @property
     def loads(self) -> bool:
@@ -58,7 +63,10 @@ class Kind:
         if not self.loads:
             raise OptionError(f"drafter {self.word!r}, {self.called}, {not_yet()}")
         module, _, name = self.home.partition(":")
-        return getattr(import_module(module), name)
+        try:
+            return functools.reduce(getattr, name.split("."), import_module(module))
+        except (ImportError, AttributeError) as error:
+            raise OptionError(f"drafter {self.word!r} cannot be loaded from {self.home}: {error}") from error
 
     @property
     def page(self) -> str:
@@ -67,7 +75,7 @@ class Kind:
 
     @property
     def options(self) -> tuple[str, ...]:
-        return tuple(item.name for item in dataclasses.fields(self.config))
+        return options_of(self.config)
 
     @property
     def has_model(self) -> bool:
@@ -79,6 +87,8 @@ class Kind:
             raise OptionError(f"drafter {self.word!r} needs a model; write {self.word}:model=NAME")
         return self.config(**options)
 
+
+MEDUSA = r"\d+\.\d+\.(linear\.)?weight$|(model\.)?medusa_heads?\.|blocks\.\d+\.layers\."
 
 # Folders are held against the rows from above: the first whose marks are there is what a folder holds.
 KINDS = (
@@ -111,46 +121,106 @@ KINDS = (
     Kind(
         "mlp_speculator",
         "an MLP speculator",
-        methods=("mlp_speculator",),
-        marks=Marks(("mlp_speculator",), "MLPSpeculator"),
+        "small steps from the target's state, each fed the token before",
+        "paceline.drafters.mlp_speculator:MLPSpeculator",
+        ("mlp_speculator",),
+        Marks(("mlp_speculator",), "MLPSpeculator"),
     ),
     Kind(
         "medusa",
         "Medusa heads",
-        methods=("medusa",),
-        marks=Marks(("medusa",), "", ("medusa_num_heads",), r"\d+\.\d+\.(linear\.)?weight$|medusa_head\."),
+        "a head for each token ahead, all on the target's state",
+        "paceline.drafters.medusa:Medusa",
+        ("medusa",),
+        Marks(("medusa",), "", ("medusa_num_heads",), MEDUSA),
+        ("medusa_lm_head.safetensors", "medusa_lm_head.pt"),
     ),
-    Kind("hydra", "Hydra heads", marks=Marks(keys=("hydra_num_heads",))),
-    Kind("dflash", "a DFlash drafter", marks=Marks((), "DFlash", ("dflash_config",))),
     Kind(
-        "eagle3",
-        "an EAGLE-3 drafter",
-        methods=("eagle3",),
-        marks=Marks((), "Eagle3", (), r"(model\.)?midlayer\.|d2t$|t2d$"),
+        "hydra",
+        "Hydra heads",
+        "a head for each token ahead, each fed the tokens before",
+        "paceline.drafters.hydra:Hydra",
+        marks=Marks(keys=("hydra_num_heads",), tensors=r"(hydra_head\.)?hydra_mlp\."),
+        files=("hydra_lm_head.pt",),
+    ),
+    Kind(
+        "dflash",
+        "a DFlash drafter",
+        "a block of drafts that see one another, over the target's states",
+        "paceline.drafters.dflash:DFlash",
+        ("dflash",),
+        marks=Marks((), "DFlash", ("dflash_config",)),
+    ),
+    Kind(
+        "eagle",
+        "an EAGLE drafter",
+        "a small layer over the target's own states: EAGLE-1, 2, 3 and P-EAGLE",
+        "paceline.drafters.eagle:Eagle",
+        ("eagle", "eagle3"),
+        Marks(("eagle",), "Eagle3", (), r"(model\.)*(midlayer\.|fc\.weight$|d2t$|t2d$)", ("eagle", "eagle3", "peagle")),
     ),
     Kind(
         "glide",
         "a GLIDE drafter",
+        "a small model that looks at the target's keys and values",
+        "paceline.drafters.glide:Glide",
         marks=Marks(keys=("large_hidden_size",), tensors=r".*\.cross_attn\.q_proj\."),
     ),
-    Kind("eagle", "an EAGLE drafter", methods=("eagle",), marks=Marks(("eagle",), tensors=r"(model\.)?fc\.weight$")),
     Kind(
         "mtp",
         "an MTP module",
         methods=("mtp", "deepseek_mtp"),
         marks=Marks(tensors=r"(model\.)?mtp[._]|.*\.eh_proj\."),
     ),
-    Kind("pard", "a PARD drafter", marks=Marks(keys=("pard_token",))),
-    Kind("lookahead", "lookahead decoding"),
-    Kind("early_exit", "early exit"),
+    Kind(
+        "pard",
+        "a PARD drafter",
+        "a draft model that drafts all tokens in one pass",
+        "paceline.drafters.pard:Pard",
+        marks=Marks(keys=("pard_token",)),
+    ),
+    Kind(
+        "lookahead",
+        "lookahead decoding",
+        "the target's own guesses, gathered in rows beside its forwards",
+        "paceline.drafters.lookahead:Lookahead",
+    ),
+    Kind(
+        "early_exit",
+        "early exit",
+        "the target's own first layers",
+        "paceline.drafters.early_exit:EarlyExit",
+    ),
 )
 
 
 MODEL = KINDS[2]  # what a word that names none of them is
 
 
+@functools.cache
+def installed() -> tuple[Kind, ...]:
+    """Those that other packages bring; a word that is taken stays what it is. Looked for only when a word is none of
+    ours: it takes time."""
+    from importlib import metadata
+
+    taken = {NONE, *(kind.word for kind in KINDS)}
+    found = {point.name: point for point in metadata.entry_points(group=GROUP) if point.name not in taken}
+    return tuple(Kind(word, f"the drafter {word}", f"from {point.value}", point.value) for word, point in found.items())
+
+
+def kinds() -> tuple[Kind, ...]:
+    """Every row there is."""
+    return (*KINDS, *installed())
+
+
+def options_of(config: Any) -> tuple[str, ...]:
+    """The options of a config, or of its class; none where it is no dataclass."""
+    return tuple(item.name for item in dataclasses.fields(config)) if dataclasses.is_dataclass(config) else ()
+
+
 def find(word: str) -> Kind | None:
-    return next((kind for kind in KINDS if kind.word == word), None)
+    own = next((kind for kind in KINDS if kind.word == word), None)
+    return own or next((kind for kind in installed() if kind.word == word), None)
 
 
 def find_method(method: str) -> Kind:
@@ -161,7 +231,8 @@ def find_method(method: str) -> Kind:
 def find_config(config: Any) -> Kind | None:
     """The kind of a config; None for one that is nobody's here. Imports nothing: an object's class was imported."""
     name = f"{type(config).__module__}:{type(config).__qualname__}"
-    return next((kind for kind in KINDS if kind.home == name), None)
+    own = next((kind for kind in KINDS if kind.home == name), None)
+    return own or next((kind for kind in installed() if kind.home == name), None)
 
 
 def loadable() -> list[Kind]:
@@ -174,7 +245,8 @@ def listed() -> str:
 
 def words() -> str:
     """What may stand where a drafter is named."""
-    return f"{NONE}, {listed()}, or a model's name or path"
+    others = "".join(f", {kind.word}" for kind in installed())
+    return f"{NONE}, {listed()}{others}, or a model's name or path"
 
 
 def not_yet() -> str:

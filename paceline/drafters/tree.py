@@ -52,6 +52,15 @@ class Proposal:
         return cls(tokens, parents, sizes, chain=True, names=(name,))
 
     @classmethod
+    def of_texts(cls, texts: list[list[int]], device: torch.device, name: str) -> Proposal:
+        """One chain a sequence, from token lists on the host."""
+        sizes = [len(text) for text in texts]
+        nodes = max(sizes, default=0)
+        rows = [[*text, *[0] * (nodes - len(text)), len(text)] for text in texts]
+        sent = torch.tensor(rows, dtype=torch.int64).view(len(texts), nodes + 1).to(device)
+        return cls.of_chains(sent[:, :-1], sent[:, -1], name)
+
+    @classmethod
     def of_trees(cls, trees: list[tuple[list[int], list[int]]], device: torch.device, name: str) -> Proposal:
         """From (tokens, parents) lists on the host, one pair a sequence."""
         sizes = [len(tokens) for tokens, _ in trees]
@@ -76,6 +85,18 @@ class Proposal:
         sizes = torch.minimum(self.sizes, budgets)
         return replace(self, sizes=sizes, parents=torch.where(index < sizes[:, None], self.parents, PADDING))
 
+    def only(self, kept: Tensor, width: int) -> Proposal:
+        """The nodes that are kept [B, N], as they stood, the first `width` of them; above a kept node all are kept."""
+        nodes = torch.argsort((~kept).to(torch.int8), dim=1, stable=True)[:, :width]  # [B, width]
+        above = self.parents.gather(1, nodes)
+        moved = torch.where(above >= 0, (kept.cumsum(1) - 1).gather(1, above.clamp(min=0)), above)
+        sizes = kept.sum(1).clamp(max=width)
+        parents = torch.where(torch.arange(nodes.shape[1], device=nodes.device) < sizes[:, None], moved, PADDING)
+        probs = self.probs
+        if probs is not None:
+            probs = probs.gather(1, nodes[:, :, None].expand(-1, -1, probs.shape[2]))
+        return replace(self, tokens=self.tokens.gather(1, nodes), parents=parents, sizes=sizes, probs=probs)
+
     def paths(self) -> Tensor | None:
         """[B, N, D]: for each node its ancestors by depth, itself last; None for chains."""
         return None if self.chain else paths(self.parents, self.max_depth)
@@ -97,24 +118,22 @@ def _deepest(parents: list[int]) -> int:
 
 def depths(parents: Tensor) -> Tensor:
     """[B, N] → [B, N]: 1 for children of the root; 0 for padding."""
-    result = torch.zeros_like(parents)
-    for node in range(parents.shape[1]):
-        above = parents[:, node]
-        under = torch.where(above >= 0, result.gather(1, above.clamp(min=0)[:, None])[:, 0], 0)
-        result[:, node] = torch.where(above >= ROOT, under + 1, 0)
-    return result
+    return (_lineage(parents, parents.shape[1]) >= 0).sum(2)
 
 
 def paths(parents: Tensor, max_depth: int | None = None) -> Tensor:
     """[B, N] → [B, N, D]: for each node its ancestors by depth, itself last; PADDING (-2) beyond its own depth."""
-    depth = depths(parents)
-    batch, nodes = parents.shape
-    deepest = nodes if max_depth is None else min(max_depth, nodes)
-    result = torch.full((batch, nodes, deepest), PADDING, dtype=torch.int64, device=parents.device)
-    for node in range(nodes):
-        above = parents[:, node]
-        inherited = result.gather(1, above.clamp(min=0)[:, None, None].expand(batch, 1, deepest))[:, 0]
-        row = torch.where((above >= 0)[:, None], inherited, PADDING)
-        here = torch.arange(deepest, device=parents.device) == (depth[:, node] - 1)[:, None]
-        result[:, node] = torch.where(here, node, row)
-    return result
+    nodes = parents.shape[1]
+    line = _lineage(parents, nodes if max_depth is None else min(max_depth, nodes))  # [B, N, D]
+    depth = (line >= 0).sum(2, keepdim=True)
+    back = depth - 1 - torch.arange(line.shape[2], device=parents.device)
+    return torch.where(back >= 0, line.gather(2, back.clamp(min=0)), PADDING)
+
+
+def _lineage(parents: Tensor, max_depth: int) -> Tensor:
+    """[B, N] → [B, N, D]: each node, its parent, its parent's parent …; negative behind the root, and for padding."""
+    own = torch.arange(parents.shape[1], device=parents.device).expand_as(parents)
+    line = [torch.where(parents > PADDING, own, PADDING)]
+    for _ in range(max_depth - 1):
+        line.append(torch.where(line[-1] >= 0, parents.gather(1, line[-1].clamp(min=0)), PADDING))
+    return torch.stack(line, dim=2)[:, :, :max_depth]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,8 +13,10 @@ from paceline.drafters.tree import Proposal
 from paceline.engine.sequence import Logprob, Provenance
 from paceline.sampling.verify import Decision
 
+if TYPE_CHECKING:
+    from paceline.engine.round import Round
+
 Table = list[list[int]]
-NOBODY: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -29,10 +31,6 @@ class Drafted:
 
     @classmethod
     def of(cls, proposal: Proposal) -> Drafted:
-        if not proposal.num_nodes:
-            nothing = [0] * len(proposal.sizes)
-            return cls(nothing, nothing, [NOBODY] * len(nothing), proposal.names, None)
-
         def listed(tensor: Tensor | None) -> Table | None:
             return None if tensor is None else tensor.tolist()
 
@@ -43,20 +41,10 @@ class Drafted:
     def read(
         cls, names: tuple[str, ...], sizes: list[int], above: Table | None, scratch: Table | None, origins: Table | None
     ) -> Drafted:
-        """above: the parents of all nodes; None: chains. Scratch nodes are nobody's proposal."""
-        if above is None:
-            return cls(sizes, sizes, [set(range(-1, size - 1)) for size in sizes], names, origins)
-        counts, depths = [], []
-        parents: list[AbstractSet[int]] = []
-        for row, size in enumerate(sizes):
-            real = [n for n in range(size) if scratch is None or not scratch[row][n]]
-            depth = {-1: 0}
-            for node in real:
-                depth[node] = depth[above[row][node]] + 1
-            counts.append(len(real))
-            depths.append(max(depth.values()))
-            parents.append({above[row][node] for node in real})
-        return cls(counts, depths, parents, names, origins)
+        """above: the parents of all nodes; None: chains."""
+        if above is not None:
+            return cls(*_read_trees(sizes, above, scratch), names, origins)
+        return cls(sizes, sizes, [set(range(-1, size - 1)) for size in sizes], names, origins)
 
     def provenance(self, row: int, decision: Decision, number: int) -> list[Provenance]:
         """Where each token of a decision came from, in its sequence's round of that number."""
@@ -68,6 +56,44 @@ class Drafted:
         kind = "corrected" if last in self.parents[row] else "bonus" if decision.nodes else "plain"
         result.append(Provenance(None, kind, number, len(decision.nodes) + 1))
         return result
+
+
+def _read_trees(
+    sizes: list[int], above: Table, scratch: Table | None
+) -> tuple[list[int], list[int], list[AbstractSet[int]]]:
+    """Sizes, depths and nodes that have children, of trees. Scratch nodes are nobody's proposal."""
+    counts, depths = [], []
+    parents: list[AbstractSet[int]] = []
+    for row, size in enumerate(sizes):
+        real = [n for n in range(size) if scratch is None or not scratch[row][n]]
+        depth = {-1: 0}
+        for node in real:
+            depth[node] = depth[above[row][node]] + 1
+        counts.append(len(real))
+        depths.append(max(depth.values()))
+        parents.append({above[row][node] for node in real})
+    return counts, depths, parents
+
+
+def read_logprobs(round: Round, number: int, decision: Decision, kept: list[int], tokenizer: Any) -> None:
+    """Of the tokens a decision brought its sequence."""
+    sequence = round.plan.sequences[number]
+    rows = round.logits_of(number)[[0, *(1 + node for node in decision.nodes)][: len(kept)]]
+    sequence.logprobs += logprobs_of(rows, kept, sequence.params.logprobs or 0, tokenizer)
+
+
+def read_prompt_logprobs(round: Round, tokenizer: Any) -> None:
+    """Of the prompt tokens a round computed, where they were asked for."""
+    row = round.batch.places.first_sampled[-1]
+    assert round.out.logits is not None
+    for sequence, start, count in round.prompt_rows:
+        if sequence.finish_reason is None:
+            if start == 0:
+                sequence.prompt_logprobs = [None]
+            following = sequence.tokens[start + 1 : start + 1 + count]
+            logits = round.out.logits[row : row + count]
+            sequence.prompt_logprobs += logprobs_of(logits, following, sequence.params.prompt_logprobs or 0, tokenizer)
+        row += count
 
 
 def logprobs_of(logits: Tensor, tokens: list[int], count: int, tokenizer: Any) -> list[dict[int, Logprob]]:

@@ -1,6 +1,6 @@
 """How many nodes each sequence may get in a round.
 
-A budget sees the load and what earlier rounds cost; it answers a number and knows nothing of trees or tokens.
+A budget sees how many sequences run and what earlier rounds cost. It answers a number, and knows no trees or tokens.
 """
 
 from __future__ import annotations
@@ -11,14 +11,8 @@ from typing import Protocol
 from paceline.engine.stats import EngineStats
 
 
-@dataclass(frozen=True)
-class Load:
-    num_running: int
-    num_waiting: int
-
-
 class Budget(Protocol):
-    def choose(self, load: Load, history: EngineStats) -> int:
+    def choose(self, num_running: int, history: EngineStats) -> int:
         """The most nodes per sequence; 0 is plain decoding."""
         ...
 
@@ -29,5 +23,5 @@ class FixedBudget:
 
     max_nodes: int
 
-    def choose(self, load: Load, history: EngineStats) -> int:
+    def choose(self, num_running: int, history: EngineStats) -> int:
         return self.max_nodes

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from paceline.engine.sequence import Sequence
 
+NOTHING_LEFT = (
+    "no token can be sampled at position {}: the sampling parameters rule out every token there, or the model produced "
+    "NaN"
+)
+
 
 def append_tokens(sequence: Sequence, tokens: list[int], end_ids: frozenset[int]) -> list[int]:
     """Append until something ends the sequence; what comes after a stop was never there. Returns the tokens kept."""
@@ -11,10 +16,7 @@ def append_tokens(sequence: Sequence, tokens: list[int], end_ids: frozenset[int]
     for token in tokens:
         if token < 0:
             sequence.finish_reason = "error"
-            sequence.error = (
-                f"no token can be sampled at position {len(sequence.tokens)}: the sampling parameters rule out every "
-                "token there, or the model produced NaN"
-            )
+            sequence.error = sequence.words.fault_after(sequence.output) or NOTHING_LEFT.format(len(sequence.tokens))
             break
         kept.append(token)
         sequence.tokens.append(token)

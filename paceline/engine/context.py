@@ -7,7 +7,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from paceline.cache.slots import Slots
 from paceline.drafters.base import Drawn
 from paceline.drafters.tree import PADDING, Proposal
 from paceline.sampling import noise
@@ -23,24 +22,19 @@ class DraftContext:
     """B decoding sequences, and the n nodes drawn for them so far."""
 
     def __init__(
-        self,
-        slot_list: list[int],
-        budgets: list[int],
-        table: Slots,
-        state: SamplerState,
-        rule: Rule,
-        slots: Tensor | None = None,
+        self, slot_list: list[int], budgets: list[int], state: SamplerState, rule: Rule, slots: Tensor | None = None
     ) -> None:
-        self.slot_list, self.table = slot_list, table
+        self.slot_list, self.table = slot_list, state.table
         self.max_nodes = max(budgets, default=0)
         self._asked, self._state, self._rule, self._given = budgets, state, rule, slots
         self._sampled = state.any_sampled(slot_list)
+        self._untouched = state.untouched.issuperset(slot_list)  # the likeliest raw logits are what is drawn
         self._keep_probs = rule.needs_probs and self._sampled
         self._budgets: Tensor | None = None
         self._prunable, self._single = True, True  # single: one child of one parent at every draw
         self._depth = 0
         self._probs: list[Tensor] = []  # [B, P·count, V] a draw
-        self._processed: list[tuple[Tensor, Tensor, Tensor]] = []  # a draw's logits [B, P, V], parents, picks
+        self._processed: list[tuple[Tensor, Tensor, Tensor]] = []  # unscored draws: logits [B, P, V], parents, picks
 
     # Made when first asked for: a drafter that looks things up on the host needs none of them.
 
@@ -90,6 +84,10 @@ class DraftContext:
         return self._nothing().bool()
 
     @cached_property
+    def _scored(self) -> Tensor:  # [B, …] of the draws that were scored already
+        return self._nothing().float()
+
+    @cached_property
     def _paths(self) -> Tensor:  # [B, n, D] tokens from the root down to each node
         return self._nothing()[:, :, None]
 
@@ -100,31 +98,43 @@ class DraftContext:
         chosen = range(len(self.slot_list)) if rows is None else rows
         slots, limits = [self.slot_list[row] for row in chosen], [min(self._asked[row], max_nodes) for row in chosen]
         given = self._given if rows is None else None
-        return DraftContext(slots, limits, self.table, self._state, self._rule, given)
+        return DraftContext(slots, limits, self._state, self._rule, given)
 
-    def draw(self, logits: Tensor, parents: Tensor, count: int = 1, likeliest: bool = False) -> Drawn:
+    def draw(
+        self, logits: Tensor, parents: Tensor, count: int = 1, likeliest: bool = False, ids: Tensor | None = None
+    ) -> Drawn:
         """Pick children as the target would, or draw them from the drafter's own distribution: see the protocol."""
+        if ids is not None and not self._untouched:
+            logits, ids = self._widen(logits, ids), None
         batch, width, vocabulary = logits.shape
         self._single = self._single and width == count == 1
         path = self._path_to(parents)  # [B·P, D]
         slots = self.slots if width == 1 else self.slots.repeat_interleave(width)
         lengths = self.lengths if width == 1 else self.lengths.repeat_interleave(width)
         rows = Rows(slots, self.slot_list, lengths - 1 + (path >= 0).sum(1), path)
-        processed = process(logits.float().reshape(-1, vocabulary), rows, self._state)
+        processed = logits.float().reshape(-1, vocabulary)
+        if not self._untouched:
+            processed = process(processed, rows, self._state)
         chosen = likeliest and self._rule.needs_probs
         scores = processed if chosen else self._perturbed(processed, rows, lengths)
         if count == 1:
             picked = argmax(scores).clamp(min=0)[:, None]
         else:
-            picked = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :count]
+            picked = _largest(scores, count)
         if self._keep_probs:
             self._prunable = self._prunable and chosen
             self._note_probs(processed, picked, batch, chosen)
         self._processed.append((processed.view(batch, width, -1), parents, picked.view(batch, width, count)))
-        return self._append(picked.view(batch, width, count), parents, path)
+        tokens = picked if ids is None else ids[picked]
+        return self._append(tokens.view(batch, width, count), parents, path)
+
+    def _widen(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """[B, P, V'] → [B, P, V]: a token the drafter does not know has no chance."""
+        shape = (*logits.shape[:2], self._state.vocab_size)
+        return torch.full(shape, float("-inf"), device=logits.device).index_copy_(2, ids, logits.float())
 
     def scores(self) -> Tensor:
-        found = self._tokens.new_zeros((len(self.slot_list), 0), dtype=torch.float32)
+        found = self._scored
         for processed, parents, picked in self._processed:
             own = torch.log_softmax(processed, dim=2).gather(2, picked)  # [B, P, count]
             above = found.new_zeros(parents.shape)
@@ -132,6 +142,8 @@ class DraftContext:
                 above = torch.where(parents >= 0, found.gather(1, parents.clamp(min=0)), 0.0)
             total = torch.where((parents > PADDING)[:, :, None], above[:, :, None] + own, float("-inf"))
             found = torch.cat([found, total.flatten(1)], dim=1)
+        self._scored = found
+        self._processed.clear()
         return found
 
     def drawn(self, name: str, *, chain: bool = True, keep: int | None = None, most: Tensor | None = None) -> Proposal:
@@ -145,7 +157,10 @@ class DraftContext:
             return Proposal(self._tokens, parents, inside.sum(1), True, probs, names=(name,), max_depth=width)
         width = self._tokens.shape[1] if keep is None else min(keep, self._tokens.shape[1])
         kept = self._there & (self._there.cumsum(1) <= budgets[:, None]) if keep is None else self._best(width, budgets)
-        return self._select(kept, width, name, probs)
+        everything = Proposal(
+            self._tokens, self._parents, kept.sum(1), False, probs, names=(name,), max_depth=self._depth
+        )
+        return everything.only(kept, width)
 
     def _best(self, keep: int, budgets: Tensor) -> Tensor:
         """[B, n] which nodes score best; no ancestor scores less, and of equals it comes first."""
@@ -155,18 +170,6 @@ class DraftContext:
         rank = torch.arange(best.indices.shape[1], device=best.indices.device)
         wanted = (rank < keep) & (rank < budgets[:, None]) & (best.values > float("-inf"))
         return torch.zeros_like(wanted).scatter(1, best.indices, wanted)
-
-    def _select(self, kept: Tensor, width: int, name: str, probs: Tensor | None) -> Proposal:
-        """The nodes that are kept, as they stood: parents before children, siblings in the order they are tried."""
-        nodes = torch.argsort((~kept).to(torch.int8), dim=1, stable=True)[:, :width]  # [B, width]
-        above = self._parents.gather(1, nodes)
-        moved = torch.where(above >= 0, (kept.cumsum(1) - 1).gather(1, above.clamp(min=0)), above)
-        sizes = kept.sum(1)
-        parents = torch.where(torch.arange(width, device=nodes.device) < sizes[:, None], moved, PADDING)
-        if probs is not None:
-            probs = probs.gather(1, nodes[:, :, None].expand(-1, -1, probs.shape[2]))
-        tokens = self._tokens.gather(1, nodes)
-        return Proposal(tokens, parents, sizes, False, probs, names=(name,), max_depth=self._depth)
 
     def _note_probs(self, processed: Tensor, picked: Tensor, batch: int, chosen: bool) -> None:
         """The distribution each child was drawn from, without replacement; a point mass where it was chosen."""
@@ -216,3 +219,10 @@ class DraftContext:
         self._paths = torch.cat([old, new], dim=1)
         numbers = torch.arange(before, before + width * count, device=picked.device).view(width, count)
         return Drawn(picked, numbers.expand(batch, width, count))
+
+
+def _largest(scores: Tensor, count: int) -> Tensor:
+    """[R, count] where the largest of [R, V] stand, the largest first, of equals the lowest; without sorting all."""
+    found = torch.topk(scores, min(count, scores.shape[1]), dim=1).indices.sort(dim=1).values
+    order = torch.sort(scores.gather(1, found), dim=1, descending=True, stable=True).indices
+    return found.gather(1, order)

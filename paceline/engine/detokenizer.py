@@ -90,8 +90,10 @@ class Detokenizer:
     def _add(self, delta: str, check_stops: bool) -> str | None:
         old = len(self.text)
         self.text += delta
-        if not check_stops or not self._stops:
-            return None
+        return self._find_stop(old) if check_stops and self._stops else None
+
+    def _find_stop(self, old: int) -> str | None:
+        """The stop string completed behind the first `old` characters; the text is cut at it."""
         # Only what ends in the new text counts: a stop completed while min_tokens held has passed.
         starts = [max(0, old - len(stop) + 1) for stop in self._stops]
         found = [(self.text.find(stop, starts[order]), order, stop) for order, stop in enumerate(self._stops)]

@@ -1,18 +1,21 @@
 """The loop. Read `step`, `_launch`, `Runner.run` and `_commit`: they are the eight lines of the design.
 
-`step()` launches one round and returns what the rounds that completed produced, possibly nothing. Callers assume
+`step()` launches one round; what the rounds that completed produced joins `updates`, possibly nothing. Callers assume
 nothing else. Up to `depth` rounds stay in flight while the next is launched, for the same sequences too: committed
 tokens and lengths live in the slot tables, where a round finds what the one before it decided. On a CPU a round
 completes at once and the depth is 0: the same code, nothing ahead.
+
+One caller at a time, and none from inside a step: `paceline.shared` sees to both.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -20,8 +23,8 @@ import torch
 from paceline.cache.kv import KVCache
 from paceline.cache.slots import Slots
 from paceline.drafters.base import Drafter, Target
-from paceline.engine.account import Drafted, logprobs_of
-from paceline.engine.budget import Budget, FixedBudget, Load
+from paceline.engine.account import Drafted, read_logprobs, read_prompt_logprobs
+from paceline.engine.budget import Budget, FixedBudget
 from paceline.engine.commit import append_tokens, take_back
 from paceline.engine.round import Plan, Round, Times
 from paceline.engine.runner import Runner
@@ -30,9 +33,7 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.stats import EngineStats, RoundRecord
 from paceline.engine.update import Update
 from paceline.errors import EngineError, OptionError, first_line
-from paceline.models.base import Model
 from paceline.sampling.rules import find_rule
-from paceline.sampling.verify import Decision
 
 
 class Told(NamedTuple):
@@ -45,66 +46,33 @@ class Told(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """An update for a step to return."""
+    """An update to be told."""
 
     sequence: Sequence
     update: Update
     chars: int  # of the sample's text, with this
 
 
-class Recovering:
-    """Whatever fails inside leaves an engine that can go on.
-
-    Entered again by the same thread (a stream may be thrown away in the middle of a step), it leaves all to the outer.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._outer = engine, not engine._stepping
-
-    def __enter__(self) -> None:
-        self._engine._stepping = True
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        engine = self._engine
-        if not self._outer:
-            return
-        try:
-            if kind is None:
-                engine._let_go()
-        except BaseException:
-            engine._recover()
-            raise
-        finally:
-            if kind is not None:
-                engine._recover()
-            engine._stepping = False
-
-
 class Engine:
     def __init__(
         self, target: Target, cache: KVCache, table: Slots, scheduler: Scheduler, acceptance: str, depth: int = 0
     ) -> None:
-        model: Model = target.model
         self.target, self.cache, self.table, self.scheduler = target, cache, table, scheduler
         self.rule, self.depth = find_rule(acceptance), depth
         self.runner = Runner(target, cache, table, self.rule)
         self.stats = EngineStats()
         self.budget: Budget = FixedBudget(0)
-        self.end_ids = frozenset(model.config.eos_ids)
+        self.end_ids = frozenset(target.model.config.eos_ids)
         self._in_flight: deque[Round] = deque()
-        self._updates: list[Pending] = []  # the first `_num_taken` have been returned by a step
-        self._num_taken = 0
+        self.updates: deque[Pending] = deque()  # for whoever asked for rounds to take, from the left
         self._ended: list[Sequence] = []  # their slots and pages are still held
-        self._stepping = False
         self._last_read = 0.0
-        self._lock = threading.RLock()
         scheduler.on_enter, scheduler.on_leave = self._enter, self._leave
 
     # 1 add
 
     def add(self, sequence: Sequence) -> None:
-        with self._lock:
-            self.scheduler.add(sequence)
+        self.scheduler.add(sequence)
 
     @torch.inference_mode()
     def abort(self, sequence: Sequence, tell: bool = True) -> None:
@@ -112,13 +80,12 @@ class Engine:
 
         tell: the next step says so; else nobody is there to hear of it, not of what came before either.
         """
-        with self._lock, Recovering(self):
+        with self._recovering():
             if sequence.finish_reason is None:
                 sequence.finish_reason = "abort"
                 self._tell_end(sequence)
             if not tell:
-                left = [item for item in self._updates[self._num_taken :] if item.sequence is not sequence]
-                self._updates, self._num_taken = left, 0
+                self.updates = deque(item for item in self.updates if item.sequence is not sequence)
 
     @torch.inference_mode()
     def set_drafter(self, drafter: Drafter | None, budget: Budget | None = None) -> None:
@@ -127,16 +94,15 @@ class Engine:
             raise OptionError(
                 f"acceptance={self.rule.name!r} judges chains, but the drafter {drafter.name!r} proposes trees"
             )
-        with self._lock:
-            with Recovering(self):
-                self._read_all()
-            if drafter is not None:
-                drafter.attach(self.target, self.cache)
-            self.cache.tails = None  # what was kept belonged to another drafter
-            self.runner.met.clear()
-            self.runner.drafter = drafter
-            self.scheduler.beyond = int(drafter is not None and bool(drafter.taps.hidden))  # a pair at the newest place
-            self.budget = budget or FixedBudget(drafter.max_nodes if drafter is not None else 0)
+        with self._recovering():
+            self._read_all()
+        if drafter is not None:
+            drafter.attach(self.target, self.cache)
+        self.cache.tails = None  # what was kept belonged to another drafter
+        self.runner.set_drafter(drafter)
+        self.scheduler.beyond = int(drafter is not None and bool(drafter.taps.hidden))  # a pair at the newest place
+        self.budget = budget or FixedBudget(drafter.max_nodes if drafter is not None else 0)
+        self.stats.watch(drafter.name if drafter is not None and drafter.learned else None)
 
     @property
     def drafter(self) -> Drafter | None:
@@ -144,25 +110,33 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        untold = len(self._updates) > self._num_taken
-        return bool(untold or self._in_flight or self.scheduler.waiting or self.scheduler.running)
+        return bool(self.updates or self._in_flight or self.scheduler.waiting or self.scheduler.running)
 
     # 2 … 8
 
     @torch.inference_mode()
-    def step(self) -> list[Update]:
-        """Launch one round; return what completed rounds produced."""
-        with self._lock:
-            if self._num_taken:
-                self._updates, self._num_taken = self._updates[self._num_taken :], 0
-            with Recovering(self):
-                launched = self._launch()
-                ahead = self.depth if launched and (self.drafter is None or self.drafter.on_device) else 0
-                while len(self._in_flight) > ahead or (self._in_flight and self._all_ended()):
-                    self._commit(self._in_flight.popleft())
-            updates = [item.update for item in self._updates]
-            self._num_taken = len(updates)  # what is interrupted before this is told by the next step
-            return updates
+    def step(self) -> None:
+        """Launch one round; what completed rounds produced joins `updates`, where no interrupt loses it."""
+        with self._recovering():
+            launched = self._launch()
+            ahead = self.depth if launched and (self.drafter is None or self.drafter.on_device) else 0
+            while len(self._in_flight) > ahead or (self._in_flight and self._all_ended()):
+                self._commit(self._in_flight.popleft())
+
+    def take(self) -> list[Update]:
+        """What there is to be told, once."""
+        taken, self.updates = self.updates, deque()
+        return list(map(itemgetter(1), taken))
+
+    @contextmanager
+    def _recovering(self) -> Iterator[None]:
+        """Whatever fails inside leaves an engine that can go on."""
+        try:
+            yield
+            self._let_go()
+        except BaseException:
+            self._recover()
+            raise
 
     def _let_go(self) -> None:
         """Slots and pages of ended sequences come back, once no round is ahead of them."""
@@ -184,44 +158,35 @@ class Engine:
         """Schedule and run a round; whether there was one."""
         times = Times(start=time.perf_counter())
         try:
-            planned = self.scheduler.schedule(self._node_limit())
+            planned = self.scheduler.schedule(self._choose_budget())
         except MustRead:
             self._read_all()
-            planned = self.scheduler.schedule(self._node_limit())
+            planned = self.scheduler.schedule(self._choose_budget())
         if planned:
-            round = self.runner.run(Plan.of(planned), times)
+            plan = Plan.of(planned)
+            if self.runner.listener is not None:
+                self.runner.note(self.runner.listener, plan)
+            round = self.runner.run(plan, times)
             if self.table.apart:
                 round.send()
-            round.plan.launch()
+            plan.launch()
             self._in_flight.append(round)
-        elif not (self._in_flight or self._updates) and self.has_work:
-            waiting, running = len(self.scheduler.waiting), len(self.scheduler.running)
-            raise EngineError(
-                f"{waiting} sequences wait and {running} run, but no work can be planned with "
-                f"{self.scheduler.pool.num_available} of {self.scheduler.pool.num_pages} pages and "
-                f"{self.table.num_free} of {self.table.num_slots} slots free"
-            )
+        elif not (self._in_flight or self.updates) and self.has_work:
+            raise EngineError(self.scheduler.describe_stall())
         return bool(planned)
 
-    def _node_limit(self) -> Callable[[Sequence], int]:
-        """The budget, cut by what the request allows and by its room: the last token is the target's own."""
-        load = Load(len(self.scheduler.running), len(self.scheduler.waiting))
-        budget = self.budget.choose(load, self.stats)
-
-        def limit(sequence: Sequence) -> int:
-            asked = sequence.params.max_draft_tokens
-            return max(0, min(budget, budget if asked is None else asked, sequence.room - 1))
-
-        return limit
+    def _choose_budget(self) -> int:
+        return self.budget.choose(len(self.scheduler.running), self.stats)
 
     # 7 commit, 8 emit
 
     def _commit(self, round: Round) -> None:
-        """The only place where the host's lengths change. What a finished sequence's later rounds say is void."""
+        """The only place where the host's lengths grow. What a finished sequence's later rounds say is void."""
         decisions, drafted = round.read()
         round.times.read = time.perf_counter()
         plan = round.plan
-        self._read_prompt_logprobs(round)
+        if round.prompt_rows:
+            read_prompt_logprobs(round, self.target.tokenizer)
         told: list[Told] = []
         for number, (sequence, work, decision) in enumerate(zip(plan.sequences, plan.work, decisions)):
             sequence.ahead.pop(0)
@@ -229,7 +194,8 @@ class Engine:
                 continue
             start = len(sequence.tokens) - 1 if work.start is None else work.start
             kept = append_tokens(sequence, decision.tokens, self.end_ids)
-            self._read_logprobs(round, number, decision, kept)
+            if sequence.params.logprobs is not None and kept:
+                read_logprobs(round, number, decision, kept, self.target.tokenizer)
             if number < plan.num_sampling:
                 sequence.provenance += drafted.provenance(number, decision, sequence.stats.rounds)[: len(kept)]
             assert sequence.slot is not None
@@ -254,22 +220,14 @@ class Engine:
     def _emit(self, sequence: Sequence, kept: list[int]) -> None:
         first = sequence.num_output - len(kept)
         finished = sequence.finish_reason is not None
-        update = Update(
-            sequence.request_id,
-            sequence.index,
-            kept,
-            sequence.num_output,
-            sequence.detokenizer.certain(sequence.chars_told),
-            sequence.provenance[first:],
-            sequence.logprobs[first:] if sequence.params.logprobs is not None else None,
-            sequence.seed,
-            sequence.finish_reason,
-            sequence.stop_reason,
-            sequence.error,
-            replace(sequence.stats) if finished else None,
-        )
+        text = sequence.detokenizer.certain(sequence.chars_told)
+        logprobs = sequence.logprobs[first:] if sequence.params.logprobs is not None else None
+        said = kept, sequence.num_output, text, sequence.provenance[first:], logprobs, sequence.seed
+        ended = sequence.finish_reason, sequence.stop_reason, sequence.error
+        stats = replace(sequence.stats) if finished else None
+        update = Update(sequence.request_id, sequence.index, *said, *ended, stats)
         chars = sequence.chars_told + len(update.text)
-        self._updates.append(Pending(sequence, update, chars))  # from here on it is told
+        self.updates.append(Pending(sequence, update, chars))  # from here on it is told
         sequence.note_told(update.num_tokens, chars, finished)
 
     def _tell_end(self, sequence: Sequence) -> None:
@@ -285,7 +243,7 @@ class Engine:
     def _recover(self) -> None:
         """Something failed, or Ctrl-C: nothing is in flight, and every sequence waits to be computed again."""
         self._in_flight.clear()
-        for item in self._updates:
+        for item in self.updates:
             item.sequence.note_told(item.update.num_tokens, item.chars, item.update.finished)
         everyone = list(dict.fromkeys((*self.scheduler.running, *self.scheduler.waiting)))
         for sequence in everyone:
@@ -314,44 +272,13 @@ class Engine:
             if self.drafter is not None:
                 self.drafter.forget([sequence.slot])
 
-    def _read_logprobs(self, round: Round, number: int, decision: Decision, kept: list[int]) -> None:
-        sequence = round.plan.sequences[number]
-        if sequence.params.logprobs is None or not kept:
-            return
-        rows = round.logits_of(number)[[0, *(1 + node for node in decision.nodes)][: len(kept)]]
-        sequence.logprobs += logprobs_of(rows, kept, sequence.params.logprobs, self.target.tokenizer)
-
-    def _read_prompt_logprobs(self, round: Round) -> None:
-        row = round.batch.places.first_sampled[-1]
-        for sequence, start, count in round.prompt_rows:
-            if sequence.finish_reason is None:
-                if start == 0:
-                    sequence.prompt_logprobs = [None]
-                assert round.out.logits is not None
-                following = sequence.tokens[start + 1 : start + 1 + count]
-                logits = round.out.logits[row : row + count]
-                found = logprobs_of(logits, following, sequence.params.prompt_logprobs or 0, self.target.tokenizer)
-                sequence.prompt_logprobs += found
-            row += count
-
     def _record(self, round: Round, drafted: Drafted, told: list[Told]) -> tuple[float, float, float]:
         """Seconds of drafting, verifying and the rest."""
-        times = round.times
-        draft = times.drafted - times.before_draft
-        verify_ = times.read - max(times.drafted, self._last_read)  # a round that waited for another did not cost that
-        self._last_read = times.read
-        rest = (time.perf_counter() - times.read) + (times.before_draft - times.start)
-        self.stats.add(
-            RoundRecord(
-                rows=len(round.batch.ids),
-                sequences=len(round.plan.sequences),
-                context=sum([span.reach for span in round.batch.layout.spans]),
-                proposed=sum([drafted.sizes[item.number] for item in told if item.number < round.plan.num_sampling]),
-                accepted=sum([item.accepted for item in told]),
-                emitted=sum([len(item.kept) for item in told]),
-                draft_seconds=draft,
-                verify_seconds=verify_,
-                rest_seconds=rest,
-            )
-        )
-        return draft, verify_, rest
+        seconds = round.times.spent(self._last_read)
+        self._last_read = round.times.read
+        context = sum([span.reach for span in round.batch.layout.spans])
+        proposed = sum([drafted.sizes[item.number] for item in told if item.number < round.plan.num_sampling])
+        accepted, emitted = sum([item.accepted for item in told]), sum([len(item.kept) for item in told])
+        sizes = len(round.batch.ids), len(round.plan.sequences), context, proposed, accepted, emitted
+        self.stats.add(RoundRecord(*sizes, *seconds))
+        return seconds

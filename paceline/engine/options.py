@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.errors import OptionError
-from paceline.params import check_seed
+from paceline.params import check_count, check_seed
 
 COUNTS = (
     "block_size",
@@ -67,8 +67,9 @@ class EngineOptions:
             )
         for name in COUNTS:
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise OptionError(f"{name}={value!r} is not allowed; allowed: a whole number of 1 or more")
+            if value is not None:
+                check_count(name, value, 1)
+                object.__setattr__(self, name, int(value))
         if self.seed is not None:
             check_seed(self.seed)
         share = self.gpu_memory_utilization

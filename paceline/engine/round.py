@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -27,6 +28,11 @@ class Times:
     drafted: float = 0.0
     read: float = 0.0
 
+    def spent(self, last_read: float) -> tuple[float, float, float]:
+        """Seconds of drafting, verifying and the rest; a round that waited for another did not cost that."""
+        rest = (time.perf_counter() - self.read) + (self.before_draft - self.start)
+        return self.drafted - self.before_draft, self.read - max(self.drafted, last_read), rest
+
 
 @dataclass
 class Plan:
@@ -39,20 +45,31 @@ class Plan:
 
     @classmethod
     def of(cls, planned: list[tuple[Sequence, Work]]) -> Plan:
-        def kind(item: tuple[Sequence, Work]) -> int:
-            sequence, work = item
-            if work.num_nodes:
-                return 0
-            return 1 if work.start is None or work.start + work.count == len(sequence.tokens) else 2
+        kinds: tuple[list[tuple[Sequence, Work]], ...] = ([], [], [])
+        for sequence, work in planned:
+            samples = work.start is None or work.start + work.count == len(sequence.tokens)
+            kinds[0 if work.num_nodes else 1 if samples else 2].append((sequence, work))
+        ordered = [*kinds[0], *kinds[1], *kinds[2]]
+        counts = len(kinds[0]), len(kinds[0]) + len(kinds[1])
+        return cls([sequence for sequence, _ in ordered], [work for _, work in ordered], *counts)
 
-        ordered = sorted(planned, key=kind)
-        kinds = [kind(item) for item in ordered]
-        drafting = kinds.count(0)
-        return cls([s for s, _ in ordered], [w for _, w in ordered], drafting, drafting + kinds.count(1))
+    def fit(self, sizes: list[int]) -> None:
+        """As many nodes as were proposed for each that samples."""
+        for number, size in enumerate(sizes):
+            if self.work[number].num_nodes != size:
+                self.work[number] = self.work[number]._replace(num_nodes=size)
+
+    def cut(self, most: int) -> None:
+        """No more nodes than this for anybody."""
+        self.work = [item if item.num_nodes <= most else item._replace(num_nodes=most) for item in self.work]
 
     @property
     def slots(self) -> list[int]:
         return [item.slot for item in self.work]
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return any(sequence.params.prompt_logprobs is not None for sequence in self.sequences)
 
     def launch(self) -> None:
         """From here on these rounds are ahead of what is known of their sequences."""
@@ -86,17 +103,18 @@ class Round:
 
     def read(self) -> tuple[list[Decision], Drafted]:
         """What was decided, and what had been proposed; sequences beyond those that sampled decide nothing."""
-        if self.verdict is None:
-            decided, drafted = [], Drafted.of(self.proposal)
-        elif self.sent is not None:
-            table, sizes, *shape, origins = self.sent.read()
-            assert table is not None and sizes is not None
-            decided = Verdict.decisions(table)
-            parents, scratch = shape or (None, None)
-            drafted = Drafted.read(self.proposal.names, [size for (size,) in sizes], parents, scratch, origins)
+        if self.sent is not None:
+            decided, drafted = self._read_sent(self.sent)
         else:
-            decided, drafted = self.verdict.read(), Drafted.of(self.proposal)
+            decided, drafted = self.verdict.read() if self.verdict is not None else [], Drafted.of(self.proposal)
         return decided + [Decision([], []) for _ in self.plan.sequences[len(decided) :]], drafted
+
+    def _read_sent(self, sent: Sent) -> tuple[list[Decision], Drafted]:
+        table, sizes, *shape, origins = sent.read()
+        assert table is not None and sizes is not None
+        parents, scratch = shape or (None, None)
+        names = self.proposal.names
+        return Verdict.decisions(table), Drafted.read(names, [size for (size,) in sizes], parents, scratch, origins)
 
     def logits_of(self, number: int) -> Tensor:
         """[1+nodes, V] the raw logits of one sampling sequence; none for a prompt chunk."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.cache.kv import KVCache
 from paceline.cache.slots import Slots
-from paceline.drafters.base import Before, Drafter, HostRows, Observation, Taps, Target
+from paceline.drafters.base import Before, Drafter, HostRows, Observation, Taps, Target, listens
 from paceline.drafters.tree import Proposal
 from paceline.engine.context import DraftContext
 from paceline.engine.round import Plan, PromptRows, Round, Times, histories, pad_proposal, undrafted
@@ -29,8 +29,18 @@ class Runner:
     def __init__(self, target: Target, cache: KVCache, table: Slots, rule: Rule) -> None:
         self.target, self.cache, self.table, self.rule = target, cache, table, rule
         self.state = SamplerState(table, target.model.config.vocab_size, target.device)
-        self.drafter: Drafter | None = None
-        self.met: set[int] = set()  # slots the drafter has seen
+        self.set_drafter(None)
+
+    def set_drafter(self, drafter: Drafter | None) -> None:
+        self.drafter = drafter
+        self.listener = drafter if listens(drafter) else None  # to whom there is anything to tell
+        self.met: set[int] = set()  # slots it has seen
+
+    def note(self, drafter: Drafter, plan: Plan) -> None:
+        """What the drafter counts on the host, before a round is run or replayed."""
+        sizes = [work.count + work.num_nodes for work in plan.work]
+        starts = [work.start for work in plan.work]
+        drafter.note(HostRows(self.table, plan.slots, starts, sizes, plan.num_drafting))
 
     def run(self, plan: Plan, times: Times, slots: Tensor | None = None) -> Round:
         """Propose, pack, forward, verify; where the tables are apart, commit and observe there.
@@ -38,14 +48,16 @@ class Runner:
         With `slots` [B] given on the device, and work that is wherever the device says, nothing is sent there and
         nothing read from it: the round can be captured.
         """
-        self.table.flush()
+        if self.table.apart:
+            self.table.flush()
         times.before_draft = time.perf_counter()
         proposal = self._propose(plan, slots)
         times.drafted = time.perf_counter()
         batch, paths = self._pack(plan, proposal, slots)
-        prompt_rows, extra = self._prompt_rows(plan, batch)
-        sampled = batch.places.sampled
-        rows = torch.cat([sampled, torch.tensor(extra, dtype=torch.int64).to(sampled.device)]) if extra else sampled
+        prompt_rows: list[PromptRows] = []
+        rows = batch.places.sampled
+        if plan.wants_prompt_logprobs:
+            prompt_rows, rows = self._prompt_rows(plan, batch)
         taps = self.drafter.taps if self.drafter is not None else Taps()
         out = self.target.model.forward(batch, self.cache.layers, taps.hidden, rows)
         verdict = self._verify(plan, proposal, paths, batch, out) if plan.num_sampling else None
@@ -69,22 +81,18 @@ class Runner:
         work = plan.work[: plan.num_drafting]
         budgets = [item.num_nodes for item in work]
         given = None if slots is None else slots[: plan.num_drafting]
-        context = DraftContext([item.slot for item in work], budgets, self.table, self.state, self.rule, given)
+        context = DraftContext([item.slot for item in work], budgets, self.state, self.rule, given)
         proposal = self.drafter.propose(context)
         if self.table.apart or any(size > most for size, most in zip(proposal.sizes.tolist(), budgets)):
             proposal = proposal.cut(context.make_budgets())  # whatever the drafter did to those it was shown
-        return pad_proposal(proposal, plan.num_sampling)
+        return proposal if plan.num_drafting == plan.num_sampling else pad_proposal(proposal, plan.num_sampling)
 
     def _pack(self, plan: Plan, proposal: Proposal, slots: Tensor | None) -> tuple[Batch, Tensor | None]:
         """The batch, and the drafts' paths. With nothing ahead only nodes that are there get a row."""
-        if not self.table.apart:
-            sizes = proposal.sizes.tolist() + [0] * (len(plan.work) - plan.num_sampling)
-            plan.work = [
-                item if item.num_nodes == size else item._replace(num_nodes=size)
-                for item, size in zip(plan.work, sizes)
-            ]
-        elif proposal.num_nodes < max((item.num_nodes for item in plan.work), default=0):
-            plan.work = [item._replace(num_nodes=min(item.num_nodes, proposal.num_nodes)) for item in plan.work]
+        if self.table.apart:
+            plan.cut(proposal.num_nodes)
+        else:
+            plan.fit(proposal.sizes.tolist())
         paths = proposal.paths()
         nodes = Nodes(proposal.tokens, proposal.sizes, paths)
         size = self.cache.pool.block_size
@@ -96,16 +104,20 @@ class Runner:
         self, plan: Plan, proposal: Proposal, paths: Tensor | None, batch: Batch, out: Hidden
     ) -> Verdict | Followed:
         slots = plan.slots[: plan.num_sampling]
-        assert out.logits is not None
         if out.best is not None and not self.table.apart and self.state.untouched.issuperset(slots):
             sizes = [count - 1 for count in batch.places.sampled_counts]
             return follow(proposal, sizes, out.best.tolist())
+        return self._judge(proposal, paths, batch, out, slots)
+
+    def _judge(self, proposal: Proposal, paths: Tensor | None, batch: Batch, out: Hidden, slots: list[int]) -> Verdict:
+        assert out.logits is not None
         history = histories(proposal, paths, batch, slots)
         logits = process(out.logits[: len(history.slots)], history, self.state)
         return verify(Judged(proposal, logits, history, batch.places.index, self.state), self.rule)
 
-    def _prompt_rows(self, plan: Plan, batch: Batch) -> tuple[list[PromptRows], list[int]]:
-        """Rows whose raw logits a request wants: every prompt position but the last predicts a prompt token."""
+    def _prompt_rows(self, plan: Plan, batch: Batch) -> tuple[list[PromptRows], Tensor]:
+        """Who wants raw logits of its prompt, and all rows that are looked at, those behind the sampled ones: every
+        prompt position but the last predicts a prompt token."""
         wanted: list[PromptRows] = []
         rows: list[int] = []
         for number, (sequence, work) in enumerate(zip(plan.sequences, plan.work)):
@@ -114,14 +126,15 @@ class Runner:
                 count = max(0, min(work.count, sequence.prompt_length - 1 - work.start))
                 wanted.append((sequence, work.start, count))
                 rows += range(first, first + count)
-        return wanted, rows
+        sampled = batch.places.sampled
+        return wanted, torch.cat([sampled, torch.tensor(rows, dtype=torch.int64).to(sampled.device)])
 
     def settle(self, round: Round) -> None:
         """What is permanent becomes so for the cache and the drafter."""
         if round.verdict is not None and not round.proposal.chain:
             self._keep_accepted(round.verdict, round.batch)
-        if self.drafter is not None:
-            self._observe(self.drafter, round)
+        if self.listener is not None:
+            self._observe(self.listener, round)
 
     def _keep_accepted(self, verdict: Verdict | Followed, batch: Batch) -> None:
         """Move the rows of accepted tree nodes to their positions. A chain's are there already."""
@@ -139,26 +152,29 @@ class Runner:
             self.target.model.ops.keep(self.cache.layers, source.flatten(), target.flatten())
 
     def _observe(self, drafter: Drafter, round: Round) -> None:
-        """Tell the drafter what became permanent, and keep the tapped states at the end of every full page."""
-        plan, cache = round.plan, self.cache
-        drafted = [number < plan.num_drafting for number in range(len(plan.work))]
-        host = HostRows(plan.slots, [item.start for item in plan.work], drafted)
-        seen = Observation(self.table, round.batch, round.verdict, host, round.out.tapped)
+        """Tell the drafter what became permanent."""
+        slots = round.plan.slots
+        seen = Observation(self.table, round.batch, round.verdict, slots, round.out.tapped)
         if seen.states is not None:
-            if cache.tails is None:
-                cache.keep_tails(seen.states.shape[1], seen.states.dtype)
-            new = [work.slot not in self.met and work.start != 0 for work in plan.work]
-            if any(new):
-                seen.before = self._before(round.batch, new)
-            size = cache.pool.block_size
-            ends = seen.positions % size == size - 1
-            pages = self.table.pages.tensor[seen.slots, seen.positions // size]
-            cache.write_tails(torch.where(ends, pages, 0), seen.states)
-        self.met.update(plan.slots)
+            seen.before = self._keep_tails(seen, seen.states, round.plan)
+        self.met.update(slots)
         if drafter.taps.node_logits and round.verdict is not None:
             assert round.out.logits is not None
             seen.logits = round.out.logits[: len(round.batch.places.sampled)]
         drafter.observe(seen)
+
+    def _keep_tails(self, seen: Observation, states: Tensor, plan: Plan) -> Before | None:
+        """Keep the tapped states at the end of every full page; find those in front of who is seen the first time."""
+        cache, size, before = self.cache, self.cache.pool.block_size, None
+        if cache.tails is None:
+            cache.keep_tails(states.shape[1], states.dtype)
+        new = [work.slot not in self.met and work.start != 0 for work in plan.work]
+        if any(new):
+            before = self._before(seen.batch, new)
+        ends = seen.positions % size == size - 1
+        pages = self.table.pages.tensor[seen.slots, seen.positions // size]
+        cache.write_tails(torch.where(ends, pages, 0), states)
+        return before
 
     def _before(self, batch: Batch, new: list[bool]) -> Before:
         """The states in front of sequences that are seen the first time: kept only where a page ends there."""

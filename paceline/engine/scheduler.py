@@ -41,10 +41,10 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
-    def schedule(self, max_nodes: Callable[[Sequence], int]) -> list[Planned]:
-        """This round's work: decoding sequences first, then prompt chunks. Nothing is launched yet."""
+    def schedule(self, budget: int) -> list[Planned]:
+        """This round's work: decoding sequences, with drafts of at most `budget` nodes, then prompt chunks."""
         self._preempted = False
-        decoding = self._plan_decoding(max_nodes)
+        decoding = self._plan_decoding(budget)
         rows = sum(work.count + work.num_nodes for _, work in decoding)
         left = max(self.max_batched_tokens - rows, min(self.pool.block_size, self.max_batched_tokens))
         chunks = self._plan_chunks(left)
@@ -53,22 +53,21 @@ class Scheduler:
             chunks += self._admit(left)
         return [item for item in decoding + chunks if item[0].slot is not None]
 
-    def _plan_decoding(self, max_nodes: Callable[[Sequence], int]) -> list[Planned]:
+    def _plan_decoding(self, budget: int) -> list[Planned]:
         planned: list[Planned] = []
         for sequence in list(self.running):
             if sequence.slot is None or sequence.finish_reason is not None or sequence.num_left != 1:
                 continue
             if sequence.room <= 0:  # what is ahead will finish it
                 continue
-            reach, nodes = sequence.most_length, max_nodes(sequence)
+            reach, nodes = sequence.most_length, sequence.most_nodes(budget)
             least = min(reach + self.beyond, sequence.max_length)
             if not self._reach(sequence, min(least + nodes, sequence.max_length)):
                 held = len(sequence.pages) * self.pool.block_size
                 nodes = max(0, min(nodes, held - least))  # what fits into the pages it has
                 if not self._reach_or_preempt(sequence, least):
                     continue
-            work = Work(sequence.slot, sequence.next_start, 1, nodes, reach - 1)
-            planned.append((sequence, work))
+            planned.append((sequence, Work(sequence.slot, sequence.next_start, 1, nodes, reach - 1)))
         return planned
 
     def _plan_chunks(self, left: int) -> list[Planned]:
@@ -87,7 +86,7 @@ class Scheduler:
         for sequence in list(self.waiting):
             if left <= 0 or not self.slots.num_free:
                 break
-            if _must_wait(sequence):
+            if sequence.leader is not None and _must_wait(sequence.leader):
                 continue
             if not self._enter(sequence):
                 break
@@ -162,6 +161,14 @@ class Scheduler:
         sequence.slot, sequence.pages, sequence.keys = None, [], []
         sequence.num_computed = sequence.num_launched = 0
 
+    def describe_stall(self) -> str:
+        """Why nothing can be planned though there is work."""
+        return (
+            f"{len(self.waiting)} sequences wait and {len(self.running)} run, but no work can be planned with "
+            f"{self.pool.num_available} of {self.pool.num_pages} pages and "
+            f"{self.slots.num_free} of {self.slots.num_slots} slots free"
+        )
+
     def reset(self) -> None:
         """Start over from the sequences alone: all wait again, in their order, whatever the books say."""
         again = [sequence for sequence in self.running if sequence.finish_reason is None]
@@ -207,10 +214,9 @@ class Scheduler:
         return True
 
 
-def _must_wait(sequence: Sequence) -> bool:
+def _must_wait(leader: Sequence) -> bool:
     """Samples of one request wait until the first has computed the prompt they share."""
-    leader = sequence.leader
-    if leader is None or leader.finish_reason is not None:
+    if leader.finish_reason is not None:
         return False
     return leader.slot is None or leader.num_computed < leader.prompt_length
 

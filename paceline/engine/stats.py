@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 RECENT_ROUNDS = 4096
+VAIN_ROUNDS = 300  # with drafts, none of which was accepted: not even a poor drafter is that unlucky
+
+log = logging.getLogger("paceline")
 
 
 class RoundRecord(NamedTuple):
@@ -75,8 +79,29 @@ class EngineStats:
         self.rounds = 0
         self.emitted = 0
         self.recent: deque[RoundRecord] = deque(maxlen=RECENT_ROUNDS)
+        self.watch(None)
+
+    def watch(self, drafter: str | None) -> None:
+        """The name of who drafts from here on, if it has weights: they may have been trained for another target."""
+        self._watched, self._vain = drafter, 0
 
     def add(self, record: RoundRecord) -> None:
         self.rounds += 1
         self.emitted += record.emitted
         self.recent.append(record)
+        if self._watched is not None and record.proposed:
+            self._doubt(self._watched, record.accepted)
+
+    def _doubt(self, drafter: str, accepted: int) -> None:
+        """Say once that nothing was ever accepted; with the first token that is, all is well."""
+        self._vain += 1
+        if accepted:
+            self.watch(None)
+        elif self._vain == VAIN_ROUNDS:
+            self.watch(None)
+            log.warning(
+                "the drafter %r has drafted for %d rounds and not one token was accepted; it probably belongs to "
+                "another target (the text is right all the same, only no faster)",
+                drafter,
+                VAIN_ROUNDS,
+            )

@@ -2,7 +2,7 @@
 
     reference   rows one at a time in a fixed order: slow, row-invariant, what everything else is tested against
     torch       PyTorch's own kernels: any device; on a CPU a row's last bits depend on its neighbours
-    native      our own CPU library: packed weights, row-invariant, fast; float32 activations
+    native      our own CPU library: packed, 16-bit and float32 weights, row-invariant, fast; float32 arithmetic
 
 Kernels see tensors and a `Layout`. They know nothing of sequences, drafting or sampling.
 """
@@ -33,24 +33,26 @@ if hasattr(os, "register_at_fork"):
 
 
 def select(name: str, device: torch.device, dtype: torch.dtype, quantization: str | None = None) -> Ops:
-    """The operations called `name`; auto: native where it is built and fits, else torch.
+    """The operations called `name`; auto: on a CPU native where it is built, else torch.
 
+    dtype: what weights are kept in, and the arithmetic's too; the native kernels always compute in float32.
     quantization: pack float weights at load; the native kernels alone can.
     """
     blocks = check_quantization(quantization)
     if name not in KERNELS:
         raise OptionError(f"kernels={name!r} is not known; allowed: {', '.join(KERNELS)}")
-    fits = device.type == "cpu" and dtype == torch.float32
-    if name == "auto" and fits:
-        from paceline.kernels.cpu.library import library
+    if name == "auto" and device.type == "cpu":
+        from paceline.kernels.cpu.library import library, say_missing
 
-        name = "torch" if library() is None else "native"
+        name = "native" if blocks is not None or library() is not None else "torch"
+        if name == "torch":
+            say_missing()
     if name == "native":
         from paceline.kernels.cpu.native import NativeOps
 
-        return NativeOps(blocks)
+        return NativeOps(blocks, dtype)
     if blocks is not None:
-        raise OptionError(f"quantization={quantization!r} needs the native kernels (float32 on a CPU), not {name!r}")
+        raise OptionError(f"quantization={quantization!r} needs the native kernels on a CPU, not {name!r} on {device}")
     if name == "reference":
         from paceline.kernels.reference import ReferenceOps
 

@@ -131,7 +131,7 @@ class EagerForward:
     ) -> Tensor:
         bound = torch.minimum(self.inputs.find(below, None), self.positions + 1)
         # The look of a row that stands on the last position under its bound, all of them at their own place.
-        layout = replace(self.layout, positions=bound - 1, path=None, first=None)
+        layout = replace(self.layout, positions=bound - 1, path=None, first=None, until=None)
         plan = self._planned(type(self)(replace(self.inputs, layout=layout), (), ()), heads, None, below)
         keys, values = self.caches[layer]
         seen = self.attend(q.reshape(len(q), heads.num_heads, -1), keys, values, plan, scale, softcap)
@@ -256,10 +256,11 @@ def _group(layout: Layout, rows: Tensor, reach: int, per_kv_head: int, window: i
     slots = layout.slots[rows[:, :1]]  # [G, 1]
     line = torch.arange(reach, device=device)
     positions, base = layout.positions[rows], layout.tree_base[rows]  # [G, R]
+    last = positions if layout.until is None else layout.until[rows] - 1
     lowest = torch.zeros_like(positions) if layout.first is None else layout.first[rows]
     if window is not None:
-        lowest = torch.maximum(lowest, positions - window + 1)
-    below = positions + 1 if layout.path is None else torch.minimum(positions + 1, base)
+        lowest = torch.maximum(lowest, last - window + 1)
+    below = last + 1 if layout.path is None else torch.minimum(last + 1, base)
     mask = (line < below[..., None]) & (line >= lowest[..., None])  # [G, R, C]
     if layout.path is not None:
         path = layout.path[rows]  # [G, R, D]

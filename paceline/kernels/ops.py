@@ -101,6 +101,7 @@ class Layout:
     A sequence's cache is a line of positions cut into pages. Row t sees positions first[t] … positions[t]; those
     below tree_base[t] lie at their own place on the line, and its ancestors among the undecided nodes, by depth, at
     tree_base[t] + path[t, depth]. Without trees (path is None) every position lies at its own place.
+    With `until` it sees positions first[t] … until[t] - 1 instead, each at its own place: rows that see one another.
 
         line      0 … base-1 | base  +1  +2  +3        committed | nodes in proposal order
         a row at node 3 with ancestors 0 and 3:  path = [0, 3]
@@ -117,6 +118,7 @@ class Layout:
     block_size: int
     spans: list[Span]
     grid: Tensor | None = None  # [B, rows of one] the rows of each sequence, where all have equally many
+    until: Tensor | None = None  # [T] only without trees; None: a row sees nothing behind its own position
 
 
 @dataclass
@@ -229,6 +231,9 @@ class Inputs:
     def num_rows(self) -> int:
         if self.ids is not None:
             return self.ids.shape[0]  # len() costs a microsecond
+        return self._count_otherwise()
+
+    def _count_otherwise(self) -> int:
         if self.layout is not None:
             return self.layout.positions.shape[0]
         if not self.named:

@@ -82,8 +82,9 @@ class ReferenceForward(EagerForward):
 
     def plan(self, heads: Heads, window: int | None) -> Lines:
         layout, lines = self.layout, []
+        last = layout.positions if layout.until is None else layout.until - 1
         for row, (slot, position, base) in enumerate(
-            zip(layout.slots.tolist(), layout.positions.tolist(), layout.tree_base.tolist())
+            zip(layout.slots.tolist(), last.tolist(), layout.tree_base.tolist())
         ):
             first = 0 if layout.first is None else int(layout.first[row])
             line = torch.arange(first, position + 1, device=layout.positions.device)

@@ -6,8 +6,10 @@ know pages, trees and taps only through those words; they know no drafting, samp
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -42,11 +44,24 @@ class Model:
         self, batch: Batch, caches: Sequence[LayerCache], taps: tuple[int, ...] = (), rows: Tensor | None = None
     ) -> Hidden:
         """All rows through the layers; with `rows` also the logits of those."""
+        if taps:
+            self._check_taps(taps)
+        head = None if rows is None else Head(self.head, rows)
+        return self.ops.run(self, Inputs(batch.ids, batch.layout), caches, taps, head)
+
+    def first_layers(self, count: int) -> Self:
+        """The same model ending after its first layers, then its last norm and its head. Weights are shared, and so is
+        what the layers write: they look at the cache layers of the same numbers."""
+        short: Any = copy.copy(self)
+        short.layers = short.layers[:count]
+        short.config = dataclasses.replace(self.config, num_layers=count, windows=self.config.windows[:count])
+        result: Self = short
+        return result
+
+    def _check_taps(self, taps: tuple[int, ...]) -> None:
         for tap in taps:
             if not FINAL <= tap <= self.config.num_layers:
                 raise ValueError(f"tap {tap} is no boundary; allowed: {FINAL} (final) and 0 … {self.config.num_layers}")
-        head = None if rows is None else Head(self.head, rows)
-        return self.ops.run(self, Inputs(batch.ids, batch.layout), caches, taps, head)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] → [R, V] float32."""

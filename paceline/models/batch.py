@@ -153,7 +153,6 @@ class Batch:
     layout: Layout
     places: Places
     slot_list: list[int] | Tensor  # [B] of each sequence
-    adapters: Tensor | None = None  # [T] room for an adapter id per token
 
     @functools.cached_property
     def slots(self) -> Tensor:
@@ -178,46 +177,53 @@ def pack(
 
     Where the tables are apart from the host's the static way is taken, whatever the host knows.
     """
-    device = table.device
-    width = 0 if nodes is None else nodes.tokens.shape[1]
+    shape = tuple([(item.count, item.num_nodes) for item in work])
     sampling = len(work) if num_sampling is None else num_sampling
-    places = places_of(tuple([(item.count, item.num_nodes) for item in work]), sampling, width, device)
+    places = places_of(shape, sampling, 0 if nodes is None else nodes.tokens.shape[1], table.device)
     if table.apart:
-        known = [[item.slot for item in work], [-1 if item.start is None else item.start for item in work]]
-        slots, starts = torch.tensor(known, dtype=torch.int64).to(device, non_blocking=True).unbind()
-        starts = torch.where(starts >= 0, starts, table.lengths[slots] - 1)
-        return pack_rows(places, slots, starts, table, block_size, Static(_reaches(work), nodes, first=first))
+        return _pack_apart(work, places, table, block_size, nodes, first)
     drafted = nodes.tokens.tolist() if nodes is not None and any(item.num_nodes for item in work) else None
     spans: list[Span] = []
-    slots_: list[int] = []
-    lines: list[int] = []
-    bases: list[int] = []
-    ids_: list[int] = []
-    write: list[int] = []
+    rows: list[list[int]] = [[], [], [], [], []]
+    slots, lines, bases, ids, write = rows
     for number, item in enumerate(work):
         start, size = item.start, item.count + item.num_nodes
         assert start is not None, "where tables are shared the host knows where a sequence stands"
         spans.append(Span(len(lines), size, start + size))
-        line = range(start, start + size)
-        first_page = start // block_size
+        line, first_page = range(start, start + size), start // block_size
         pages = table.pages.host[item.slot, first_page : (start + size - 1) // block_size + 1].tolist()
-        slots_ += [item.slot] * size
+        slots += [item.slot] * size
         lines += line
         bases += [start + item.count] * size
-        ids_ += table.tokens.host[item.slot, start : start + item.count].tolist()
+        ids += table.tokens.host[item.slot, start : start + item.count].tolist()
         if item.num_nodes and drafted is not None:
-            ids_ += drafted[number][: item.num_nodes]
+            ids += drafted[number][: item.num_nodes]
         write += [pages[at // block_size - first_page] * block_size + at % block_size for at in line]
-    slot_t, line_t, base_t, ids, write_t = torch.tensor([slots_, lines, bases, ids_, write], dtype=torch.int64).unbind()
+    slot, line_t, base, id_t, write_t = torch.tensor(rows, dtype=torch.int64).unbind()
     positions, path = line_t, None
     if drafted is not None and nodes is not None and nodes.paths is not None:
-        is_node = places.node >= 0
-        sequence = torch.where(is_node, places.owner, 0)  # sequences behind the proposal's have no nodes
-        path = torch.where(is_node[:, None], nodes.paths[sequence, places.node.clamp(min=0)], -1)
-        positions = torch.where(is_node, base_t - 1 + (path >= 0).sum(1), line_t)
+        positions, path = _hang(places, nodes.paths, line_t, base)
     seen_from = None if first is None else first[places.owner]
-    layout = Layout(slot_t, positions, base_t, path, seen_from, line_t, write_t, table.pages.tensor, block_size, spans)
-    return Batch(ids, layout, places, [item.slot for item in work])
+    layout = Layout(slot, positions, base, path, seen_from, line_t, write_t, table.pages.tensor, block_size, spans)
+    return Batch(id_t, layout, places, [item.slot for item in work])
+
+
+def _hang(places: Places, paths: Tensor, lines: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
+    """Trees: each row's position, and its ancestors among its sequence's nodes [T, D]."""
+    is_node = places.node >= 0
+    sequence = torch.where(is_node, places.owner, 0)  # sequences behind the proposal's have no nodes
+    path = torch.where(is_node[:, None], paths[sequence, places.node.clamp(min=0)], -1)
+    return torch.where(is_node, bases - 1 + (path >= 0).sum(1), lines), path
+
+
+def _pack_apart(
+    work: list[Work], places: Places, table: Slots, block_size: int, nodes: Nodes | None, first: Tensor | None
+) -> Batch:
+    """Static, with what the host knows of slots and starts."""
+    known = [[item.slot for item in work], [-1 if item.start is None else item.start for item in work]]
+    slots, starts = torch.tensor(known, dtype=torch.int64).to(table.device, non_blocking=True).unbind()
+    starts = torch.where(starts >= 0, starts, table.lengths[slots] - 1)
+    return pack_rows(places, slots, starts, table, block_size, Static(_reaches(work), nodes, first=first))
 
 
 def pack_newest(work: list[Work], slots: Tensor, table: Slots, block_size: int, nodes: Nodes) -> Batch:
@@ -240,6 +246,8 @@ class Static:
     nodes: Nodes | None = None
     ends: Tensor | None = None  # [B] rows whose line is at or beyond it are padding
     first: Tensor | None = None  # [B] the lowest position each may see
+    since: Tensor | None = None  # [B] rows whose line is before it are padding
+    skipped: int = 0  # lines between the committed tokens and these nodes: nodes of the same trees lie there
 
 
 def pack_rows(places: Places, slots: Tensor, starts: Tensor, table: Slots, block_size: int, given: Static) -> Batch:
@@ -248,7 +256,11 @@ def pack_rows(places: Places, slots: Tensor, starts: Tensor, table: Slots, block
     is_node = node >= 0
     start = starts[owner]
     slot, line, base = slots[owner], start + places.offset, start + places.counts[owner]
+    if given.skipped:
+        line = torch.where(is_node, line + given.skipped, line)
     real = None if given.ends is None else line < given.ends[owner]
+    if given.since is not None:
+        real = line >= given.since[owner] if real is None else real & (line >= given.since[owner])
     if nodes is not None and nodes.tokens.shape[1]:
         sequence = torch.where(is_node, owner, 0)  # sequences behind the proposal's have no nodes
         index = node.clamp(min=0)
@@ -261,8 +273,9 @@ def pack_rows(places: Places, slots: Tensor, starts: Tensor, table: Slots, block
     if nodes is not None and nodes.tokens.shape[1]:
         ids = torch.where(is_node, nodes.tokens[sequence, index].clamp(min=0), ids)
         if nodes.paths is not None:
-            path = torch.where((is_node & there)[:, None], nodes.paths[sequence, index], -1)
-            positions = torch.where(is_node & there, base - 1 + (path >= 0).sum(1), line)
+            assert real is not None
+            path = torch.where((is_node & real)[:, None], nodes.paths[sequence, index], -1)
+            positions = torch.where(is_node & real, base - 1 + (path >= 0).sum(1), line)
     first = None if given.first is None else given.first[owner]
     if first is not None and real is not None:
         first = torch.where(real, first, 0)

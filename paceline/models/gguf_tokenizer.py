@@ -6,6 +6,7 @@ before merging for each named pre-tokenizer. Must not know tensors, model archit
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from paceline.errors import CheckpointError
 from paceline.models.gguf import GGUFFile
+from paceline.models.tokenizer import Tokenizer
 
 # Token types as GGUF numbers them.
 _NORMAL, _UNKNOWN, _CONTROL, _USER = 1, 2, 3, 4
@@ -88,7 +90,7 @@ class _Vocabulary:
 
     def strings(self, key: str) -> list[str]:
         value = self.get(key)
-        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        if not isinstance(value, list) or not isinstance(next(iter(value), ""), str):  # an array is of one type
             self.fail(f"tokenizer.ggml.{key} is missing or not a list of strings")
         return value
 
@@ -118,10 +120,8 @@ class _Vocabulary:
         return [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
 
 
-def tokenizer_from_gguf(file: GGUFFile) -> Any:
-    """A `transformers.PreTrainedTokenizerFast` whose ids are the positions in the file's token list."""
-    from transformers import PreTrainedTokenizerFast
-
+def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
+    """A tokenizer whose ids are the positions in the file's token list."""
     vocabulary = _Vocabulary(file)
     model = vocabulary.get("model")
     if not isinstance(model, str):
@@ -133,38 +133,57 @@ def tokenizer_from_gguf(file: GGUFFile) -> Any:
         backend, add_bos = _byte_level(vocabulary)
     else:
         vocabulary.fail(f"tokenizer.ggml.model is {model!r}; can read gpt2, llama")
-    _add_tokens(backend, vocabulary)
-    named = {
+    found = {
         "bos_token": vocabulary.token("bos_token_id", 1 if sentencepiece else None),
         "eos_token": vocabulary.token("eos_token_id", 2 if sentencepiece else None),
         "unk_token": vocabulary.token("unknown_token_id", 0 if sentencepiece else None),
         "pad_token": vocabulary.token("padding_token_id"),
     }
-    flags = {}
+    named = {name: token for name, token in found.items() if token is not None}
+    _add_tokens(backend, vocabulary, named)
+    ends = {}
     for end, default in (("bos", add_bos), ("eos", False)):
-        flags[f"add_{end}_token"] = vocabulary.flag(f"add_{end}_token", default and named[f"{end}_token"] is not None)
-        if flags[f"add_{end}_token"] and named[f"{end}_token"] is None:
+        ends[end] = vocabulary.flag(f"add_{end}_token", default and f"{end}_token" in named)
+        if ends[end] and f"{end}_token" not in named:
             vocabulary.fail(f"tokenizer.ggml.add_{end}_token is set but there is no {end}_token_id")
+    _add_ends(backend, [named["bos_token"]] if ends["bos"] else [], [named["eos_token"]] if ends["eos"] else [])
     template = file.metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         vocabulary.fail("tokenizer.chat_template is not a string")
+    flags = {f"add_{end}_token": given for end, given in ends.items()}
+    return Tokenizer(backend, named, template, functools.partial(_transformers, backend, template, {**named, **flags}))
+
+
+def _transformers(backend: Any, template: str | None, options: dict[str, Any]) -> Any:
+    """The same tokenizer as an object of transformers."""
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        chat_template=template,
-        clean_up_tokenization_spaces=False,
-        **{name: token for name, token in named.items() if token is not None},
-        **flags,  # transformers turns these into the post-processor that adds the tokens
+        tokenizer_object=backend, chat_template=template, clean_up_tokenization_spaces=False, **options
     )
 
 
-def _add_tokens(backend: Any, vocabulary: _Vocabulary) -> None:
-    """Make control and user-defined tokens match as written, before any merging; their ids stay as listed."""
+def _add_ends(backend: Any, first: list[str], last: list[str]) -> None:
+    """What texts begin and end with where special tokens are asked for."""
+    from tokenizers import processors
+
+    single = [*(f"{token}:0" for token in first), "$A:0", *(f"{token}:0" for token in last)]
+    second = [*(f"{token}:1" for token in first), "$B:1", *(f"{token}:1" for token in last)]
+    ids = [(token, backend.token_to_id(token)) for token in {*first, *last}]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=single + second, special_tokens=ids)
+
+
+def _add_tokens(backend: Any, vocabulary: _Vocabulary, named: dict[str, str]) -> None:
+    """Make control, named and user-defined tokens match as written, before any merging; their ids stay as listed."""
     from tokenizers import AddedToken
 
-    listed = list(zip(vocabulary.tokens, vocabulary.types))
+    listed = [(t, kind) for t, kind in zip(vocabulary.tokens, vocabulary.types) if kind != _NORMAL]
     special = (_CONTROL, _UNKNOWN)
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t, kind in listed if kind in special])
     backend.add_tokens([AddedToken(t, special=False, normalized=False) for t, kind in listed if kind == _USER])
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    missing = [token for token in dict.fromkeys(named.values()) if token not in added]
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
 
 
 def _bpe(vocabulary: _Vocabulary, merges: list[tuple[str, str]], **options: Any) -> Any:
@@ -187,12 +206,11 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[Any, bool]:
     pre = _PRE.get("default" if name is None else name)
     if pre is None:
         vocabulary.fail(f"tokenizer.ggml.pre is {name!r}; can read {', '.join(sorted(_PRE))}")
-    merges = []
-    for line in vocabulary.strings("merges"):
-        left, _, right = line.partition(" ")
-        if not left or not right:
-            vocabulary.fail(f"tokenizer.ggml.merges holds {line!r}, which is not two tokens")
-        merges.append((left, right))
+    lines = vocabulary.strings("merges")
+    merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines) if left and right]
+    if len(merges) != len(lines):
+        wrong = next(line for line in lines if not all(line.partition(" ")))
+        vocabulary.fail(f"tokenizer.ggml.merges holds {wrong!r}, which is not two tokens")
     backend = _bpe(vocabulary, merges, ignore_merges=pre.whole_words)
     # No normalizer, not even the NFC of the original Qwen tokenizer: the text of a prompt is never altered.
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]

@@ -6,27 +6,36 @@ A name is an alias, a `.gguf` file, a Hugging Face folder, a hub id, or a transf
 from __future__ import annotations
 
 import ctypes
+import difflib
 import logging
+import os
+import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from paceline.errors import CheckpointError, OptionError, first_line
+from paceline.errors import CheckpointError, OptionError, first_line, not_an_object
 from paceline.kernels import select
+from paceline.kernels.cpu.library import SOURCES
 from paceline.models import catalog
 from paceline.models.base import Model
 from paceline.models.config import ModelConfig
 from paceline.models.families import FAMILIES
+from paceline.models.folder_tokenizer import find_tokenizer
 from paceline.models.gguf import GGUFFile
 from paceline.models.gguf_config import config_from_gguf
 from paceline.models.sources import FolderSource, GGUFSource, ModelSource
+from paceline.models.tile_cache import find_tiles, keep_tiles
 from paceline.models.transformers_config import from_transformers, read_config
 from paceline.models.weights import Source, Weights
 
 log = logging.getLogger("paceline")
+
+HUB_ID = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 
 DTYPES = {
     "auto": None,
@@ -60,22 +69,23 @@ class Found:
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """auto, cpu, cuda, cuda:N, or another device PyTorch has registered."""
+    """auto, cpu, cuda (or gpu), cuda:N, or another device PyTorch has registered."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
+        device = torch.device("cuda" if name == "gpu" else name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError, ModuleNotFoundError) as error:
         reason = first_line(error)
+        told = f" ({reason})" if len(reason) < 60 else ""  # PyTorch lists every device it could have been built for
         raise OptionError(
-            f"device={str(name)!r} cannot be used ({reason}); allowed: auto, cpu, cuda, cuda:N or a device PyTorch has"
+            f"device={str(name)!r} cannot be used{told}; allowed: auto, cpu, cuda, cuda:N or a device PyTorch has"
         ) from None
     return device
 
 
 def find_dtype(name: str | torch.dtype, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """auto: the checkpoint's own on an accelerator, float32 on a CPU, where halves are slower."""
+    """auto: the checkpoint's own on an accelerator, float32 on a CPU, where weights of 16 bits stay such."""
     if isinstance(name, torch.dtype):
         name = str(name).removeprefix("torch.")
     if not isinstance(name, str) or name not in DTYPES:
@@ -92,7 +102,7 @@ def find(model: Any, tokenizer: Any = None) -> Found:
     """Locate a model and read its config and tokenizer, not its weights."""
     if not isinstance(model, str | Path):
         if not hasattr(model, "state_dict") or not hasattr(model, "config"):
-            raise OptionError(f"model must be a name, a path or a transformers model, not {type(model).__name__}")
+            raise OptionError(f"model must be a name, a path or a transformers model, {not_an_object(model)}")
         generation = getattr(model, "generation_config", None)
         config = from_transformers(model.config, getattr(generation, "eos_token_id", None))
         return Found(config, ModelSource(model), _read_tokenizer(tokenizer))
@@ -110,38 +120,57 @@ def find(model: Any, tokenizer: Any = None) -> Found:
 
 
 def locate(name: str) -> Path:
-    """An alias is fetched, a path taken as it is, anything with one slash asked of the hub."""
+    """An alias is fetched, a path taken as it is; a hub id, OWNER/NAME or an old NAME alone, is asked of the hub."""
     if name in catalog.ALIASES:
         return catalog.ensure(catalog.ALIASES[name])
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # which leaves the ~ of nobody as it is
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
     if path.exists():
         raise CheckpointError(f"{name} is neither a model folder nor a .gguf file")
-    if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".gguf":
-        aliases = ", ".join(catalog.ALIASES)
-        raise CheckpointError(f"model {name!r} was not found: no such path, and not an alias ({aliases}) or a hub id")
-    return _from_hub(name)
+    aliases = ", ".join(catalog.ALIASES)
+    missing = f"model {name!r} was not found: no such path, and not an alias ({aliases})"
+    near = "/" not in name and difflib.get_close_matches(name, catalog.ALIASES, n=1)
+    if near or path.suffix == ".gguf" or not HUB_ID.fullmatch(name):
+        raise CheckpointError(f"{missing} or a hub id")
+    try:
+        return _from_hub(name)
+    except CheckpointError as error:
+        raise error if "/" in name else CheckpointError(f"{missing}; {error}") from None
 
 
-def _from_hub(name: str) -> Path:
+TOKENIZER_PATTERNS = ("*.json", "*.model", "*.txt", "*.jinja")
+MODEL_PATTERNS = (*TOKENIZER_PATTERNS, "*.safetensors", "*.bin", "*.pt")
+
+
+def _from_hub(name: str, patterns: tuple[str, ...] = MODEL_PATTERNS) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.json", "*.safetensors", "*.bin", "*.model", "*.txt", "*.jinja"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except Exception as error:
-        reason = first_line(error)
-        raise CheckpointError(f"the hub did not deliver {name!r}: {reason}") from None
+        from paceline.models.fetch import explain_hub
+
+        raise CheckpointError(f"the hub did not deliver {name!r}: {explain_hub(error)}") from None
 
 
 def _read_tokenizer(given: Any) -> Any:
-    """A path becomes a tokenizer; an object is taken as it is; None stays None (token ids in, token ids out)."""
+    """A path or an alias becomes a tokenizer; an object is taken as it is; None stays None (token ids in and out)."""
     if given is None or not isinstance(given, str | Path):
+        if isinstance(given, int | float | list | tuple | dict | type):
+            raise OptionError(f"tokenizer must be a name, a path or a tokenizer, {not_an_object(given)}")
         return given
-    folder = Path(given)
+    folder = Path(catalog.resolve(str(given)) or given)
+    if folder.suffix == ".gguf" and folder.is_file():
+        from paceline.models.gguf_tokenizer import tokenizer_from_gguf
+
+        return tokenizer_from_gguf(GGUFFile(folder))
     if folder.is_dir() and not any((folder / name).exists() for name in _TOKENIZER_FILES):
         return None
+    if (found := find_tokenizer(folder)) is not None:
+        return found
+    if not folder.exists():
+        given = folder = _from_hub(str(given), TOKENIZER_PATTERNS)
     from transformers import AutoTokenizer
 
     try:
@@ -165,17 +194,38 @@ def build(
     max_position: int,
     quantization: str | None = None,
 ) -> Loaded:
-    """Read the weights and make the model."""
-    config = found.config
+    """Read the weights and make the model. `Loaded.dtype` is the arithmetic's: float32 on the native kernels."""
+    config, asked = found.config, dtype
     ops = select(kernels, device, dtype, quantization)
-    weights = Weights(found.source, ops, dtype, device)
+    if ops.name == "native":
+        dtype = torch.float32
+    tiles = find_tiles(ops, found.source, dtype)
+    weights = Weights(found.source, ops, dtype, device, tiles)
     model = FAMILIES[config.architecture].build(config, ops, weights, max_position)
+    if tiles is not None:
+        keep_tiles(tiles)
     unused = weights.unused()
     if unused:
         shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
         log.warning("%s holds tensors this model does not use: %s", weights.source.label, shown)
+    for told in _dtype_notices(weights, None if dtype == asked else asked, quantization):
+        log.warning("%s", told)
     _hand_back_memory()
     return Loaded(model, found.tokenizer, config, dtype, unused)
+
+
+def _dtype_notices(weights: Weights, asked: torch.dtype | None, quantization: str | None) -> Iterator[str]:
+    """What became of a dtype that is not the arithmetic's, and of packing what is packed already."""
+    blocks, floats = ", ".join(sorted(weights.kinds & set(SOURCES))), bool(weights.kinds - set(SOURCES))
+    if blocks and quantization is not None:
+        rest = "packs only its float matrices" if floats else "changes nothing"
+        yield f"{weights.source.label} is packed already ({blocks}): quantization={quantization!r} {rest}"
+    if asked is not None:
+        name = str(asked).removeprefix("torch.")
+        kept = f"kept in {name}" if quantization is None else f"packed ({quantization})"
+        told = f"float matrices are {kept}, " * floats
+        told += f"matrices packed in the file ({blocks}) stay packed, " * bool(blocks)
+        yield f"dtype={name} on a CPU: {told}and arithmetic is in float32"
 
 
 def _hand_back_memory() -> None:

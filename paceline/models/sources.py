@@ -19,20 +19,22 @@ from paceline.models.gguf import GGUFFile
 from paceline.models.json_file import read_object
 from paceline.models.quantised import refuse_names
 
-PLAIN = ("F32", "F16", "BF16", "F64")  # not quantised: answered as tensors
+# Not quantised: answered as tensors.
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 # Tensors that files carry and nobody needs: rotary tables and causal masks.
 IGNORED = re.compile(r"(rotary_emb\.inv_freq|\.attn\.(masked_)?bias)$")
 
 
 class FolderSource:
-    """A Hugging Face folder: one file or shards, safetensors before `.bin`."""
+    """A Hugging Face folder: one file or shards, safetensors before `.bin`; `others` are files to look for first."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, others: tuple[str, ...] = ()) -> None:
         self.label = str(folder)
         self._files: dict[str, Path] = {}  # tensor name → file
         self._open: dict[Path, Any] = {}
-        for path in _weight_files(folder):
+        self.files = _weight_files(folder, others)
+        for path in self.files:
             for name in self._handle(path).keys():  # noqa: SIM118 - a safetensors handle is not a dict
                 if not IGNORED.search(name):
                     self._files[name] = path
@@ -40,6 +42,9 @@ class FolderSource:
 
     def names(self) -> Collection[str]:
         return self._files.keys()
+
+    def kind(self, name: str) -> str:
+        return "float"
 
     def release(self) -> None:
         """The files' readers keep nothing that was read."""
@@ -78,7 +83,10 @@ def _open_weights(path: Path) -> Any:
     return state
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _weight_files(folder: Path, others: tuple[str, ...] = ()) -> list[Path]:
+    for name in others:
+        if (folder / name).is_file():
+            return [folder / name]
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -111,10 +119,14 @@ class ModelSource:
 
     def __init__(self, model: Any) -> None:
         self.label = f"the {type(model).__name__} object"
+        self.files: list[Path] = []
         self._state = {name: t for name, t in model.state_dict().items() if not IGNORED.search(name)}
 
     def names(self) -> Collection[str]:
         return self._state.keys()
+
+    def kind(self, name: str) -> str:
+        return "float"
 
     def release(self) -> None:
         """The weights are the user's."""
@@ -128,7 +140,7 @@ class GGUFSource:
     """A GGUF file, its tensors renamed and its q and k rows put back into half-split order."""
 
     def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
-        self.label = file.path
+        self.label, self.files = file.path, [Path(file.path)]
         names = FAMILIES[config.architecture].gguf
         assert names is not None, "the config was read from a GGUF file"
         self._heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads} if names.interleaved else {}
@@ -141,6 +153,10 @@ class GGUFSource:
     def release(self) -> None:
         self._file.release()
 
+    def kind(self, name: str) -> str:
+        tensor = self._tensors[name]
+        return tensor.kind if len(tensor.shape) == 2 and tensor.kind not in PLAIN else "float"
+
     def read(self, name: str) -> Tensor | Packed:
         tensor = self._tensors[name]
         heads = self._heads.get(tensor.name.split(".")[-2], 0) if "." in tensor.name else 0
@@ -149,7 +165,7 @@ class GGUFSource:
         if len(tensor.shape) == 2 and tensor.kind not in PLAIN:
             packed: Packed = tensor
             return packed
-        return tensor.dequantize()
+        return tensor.dequantize(PLAIN.get(tensor.kind, torch.float32))
 
 
 def half_split_order(rows: int, heads: int) -> Tensor:

@@ -8,8 +8,9 @@ becomes a tensor of the model's dtype.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from paceline.errors import CheckpointError
 from paceline.kernels import Ops
 from paceline.kernels.ops import Packed, Weight
 from paceline.models.quantised import refuse_dtype
+
+if TYPE_CHECKING:
+    from paceline.kernels.cpu.tiles import Tiles
 
 log = logging.getLogger("paceline")
 
@@ -28,10 +32,15 @@ class Source(Protocol):
     """Where tensors come from. A matrix that a file keeps in quantised blocks is answered as it is."""
 
     label: str  # the file or folder, for error messages
+    files: list[Path]  # what the tensors are read from; none: they are in memory
 
     def names(self) -> Collection[str]: ...
 
     def read(self, name: str) -> Tensor | Packed: ...
+
+    def kind(self, name: str) -> str:
+        """Of the blocks a matrix is kept in; "float" if it is in none."""
+        ...
 
     def release(self) -> None:
         """What was read has been packed: a mapped file need not stay in memory beside it."""
@@ -39,14 +48,19 @@ class Source(Protocol):
 
 
 class Weights:
-    def __init__(self, source: Source, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
-        self.source, self.ops, self.dtype, self.device = source, ops, dtype, device
+    """tiles: matrices that were packed before, which need not even be read."""
+
+    def __init__(
+        self, source: Source, ops: Ops, dtype: torch.dtype, device: torch.device, tiles: Tiles | None = None
+    ) -> None:
+        self.source, self.ops, self.dtype, self.device, self.tiles = source, ops, dtype, device, tiles
         self.prefix = ""
         self.used: set[str] = set()
+        self.kinds: set[str] = set()  # of the matrices' blocks; "float" for those in none
 
     def under(self, prefix: str) -> Weights:
-        view = Weights(self.source, self.ops, self.dtype, self.device)
-        view.prefix, view.used = self.prefix + prefix, self.used
+        view = Weights(self.source, self.ops, self.dtype, self.device, self.tiles)
+        view.prefix, view.used, view.kinds = self.prefix + prefix, self.used, self.kinds
         return view
 
     def has(self, name: str) -> bool:
@@ -64,11 +78,13 @@ class Weights:
 
     def matrix(self, names: list[str], shapes: list[Shape]) -> Weight:
         """Several matrices, stacked into one weight."""
-        return self._pack([self._read(name, shape) for name, shape in zip(names, shapes, strict=True)])
+        rows = sum(shape[0] for shape in shapes)
+        parts = list(zip(names, shapes, strict=True))
+        return self._kept(names, (rows, shapes[0][1]), lambda: [self._read(name, shape) for name, shape in parts])
 
     def transposed(self, name: str, shape: Shape) -> Weight:
         """A matrix stored [in, out]; `shape` is [out, in]."""
-        return self._pack([self._dense(name, shape[::-1]).t()])
+        return self._kept([name], (shape[0], shape[1]), lambda: [self._dense(name, shape[::-1]).t()])
 
     def vocabulary(self, embedding: str, head: str, shape: Shape, tied: bool) -> tuple[Weight, Weight]:
         """The embedding and the vocabulary head; when tied, one weight for both.
@@ -78,9 +94,12 @@ class Weights:
         if not tied:
             return self.matrix([embedding], [shape]), self.matrix([head], [shape])
         names = [name for name in (embedding, head) if self.has(name)] or [embedding]
+        if len(names) == 1:
+            one = self.matrix(names, [shape])
+            return one, one
         found = [self._read(name, shape) for name in names]
         first = self._pack(found[:1])
-        if len(found) == 1 or self._same(*found):
+        if self._same(*found):
             return first, first
         log.warning("%s ties %s to %s, but holds two that differ: both are used", self.source.label, head, embedding)
         return first, self._pack(found[1:])
@@ -92,7 +111,22 @@ class Weights:
             one, other = one.to(self.dtype), other.to(self.dtype)
         return torch.equal(one, other.to(one.device))
 
+    def _kept(self, names: list[str], shape: tuple[int, int], read: Callable[[], list[Tensor | Packed]]) -> Weight:
+        """A weight that was kept as it was packed, else what is read now."""
+        full = [self.prefix + name for name in names]
+        key = " ".join(full)
+        found = None if self.tiles is None else self.tiles.find(key, shape)
+        if found is not None:
+            self.used.update(full)
+            self.kinds.update(map(self.source.kind, full))
+            return found
+        packed = self._pack(read())
+        if self.tiles is not None:
+            self.tiles.add(key, packed)
+        return packed
+
     def _pack(self, parts: list[Tensor | Packed]) -> Weight:
+        self.kinds.update("float" if isinstance(part, Tensor) else part.kind for part in parts)
         packed = self.ops.pack(parts, self.dtype, self.device)
         self.source.release()
         return packed

@@ -1,9 +1,10 @@
 """The sampling pipeline: raw logits in, the logits a token is picked from out, every row with its own node's history.
 
-Order: allowed tokens, bias, bad words, min_tokens → repetition, frequency, presence → temperature → min-p → top-k →
-top-p. A stage runs when some slot in the batch asks for it, and leaves the rows of all others bit for bit as they were.
-A stage is a function (logits, rows, state) -> logits over all rows; it keeps no state of its own, since everything it
-needs is in the slot tables and the row's path, so there is nothing that a rejected draft could leave stale.
+Order: the user's functions → allowed tokens, bias, bad words, min_tokens → repetition, frequency, presence →
+temperature → min-p → top-k → top-p. A stage runs when some slot in the batch asks for it, and leaves the rows of all
+others bit for bit as they were. A stage is a function (logits, rows, state) -> logits over all rows; it keeps no state
+of its own, since everything it needs is in the slot tables and the row's path, so there is nothing that a rejected
+draft could leave stale.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from paceline.errors import first_line
 from paceline.params import SamplingParams
-from paceline.sampling.state import Rows, SamplerState
+from paceline.sampling.state import Rows, SamplerState, Words
 
 NEVER = float("-inf")
 LIKELY = 512  # tokens that are sorted before all are
@@ -34,6 +36,40 @@ def process(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
 def untouched(params: SamplingParams) -> bool:
     """Whether the request takes the likeliest token of the raw logits: no stage and no noise has a part in it."""
     return params.greedy and not any(needs(params) for needs, _ in STAGES)
+
+
+def _functions(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
+    """The users' own, one row at a time. History is read where the tables are, so this waits for the device, and is
+    right with any number of rounds ahead of the host."""
+    table = state.table
+    asked = [slot for slot in rows.slot_list if state.words[slot].functions]
+    texts = {slot: table.tokens.tensor[slot, : table.longest([slot])].tolist() for slot in asked}
+    result = logits.clone()
+    places = zip(rows.slots.tolist(), rows.positions.tolist(), rows.drafted.tolist())
+    for row, (slot, position, drafted) in enumerate(places):
+        if slot in texts:
+            path = [token for token in drafted if token >= 0]
+            text = texts[slot][: position + 1 - len(path)] + path
+            result[row] = _call(state.words[slot], text, table.prompt_length(slot), logits[row])
+    return result
+
+
+def _call(words: Words, text: list[int], prompt_length: int, logits: Tensor) -> Tensor:
+    """A row [V] as the functions leave it; nothing can be sampled where one fails. That ends the request if the row is
+    reached, and means nothing on a draft that is refused: so a drafter changes no error either."""
+    output, found = text[prompt_length:], logits.clone()
+    for number, (function, takes_prompt) in enumerate(words.functions):
+        try:
+            found = function(*[text[:prompt_length]] * takes_prompt, list(output), found)
+            if not isinstance(found, Tensor) or found.shape != logits.shape or not found.is_floating_point():
+                kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+                raise TypeError(f"it must return {len(logits)} logits as a float tensor, not {kind}")
+            found = found.to(logits)
+        except Exception as error:
+            where = f"logits_processors[{number}] failed after {len(output)} tokens of output"
+            words.note_fault(output, f"{where}: {type(error).__name__}: {first_line(error)}")
+            return torch.full_like(logits, NEVER)
+    return found
 
 
 def _bias(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
@@ -181,6 +217,7 @@ def _penalised(params: SamplingParams) -> bool:
 
 
 STAGES: tuple[tuple[Callable[[SamplingParams], bool], Stage], ...] = (
+    (lambda p: bool(p.logits_processors), _functions),
     (lambda p: bool(p.logit_bias) or p.allowed_token_ids is not None, _bias),
     (lambda p: bool(p.bad_words), _bad_words),
     (lambda p: p.min_tokens > 0, _min_tokens),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,10 +35,20 @@ class Rows:
 
 @dataclass
 class Words:
-    """Bad words as token sequences, and the ids that must not end a text too early."""
+    """What a request brings that is no number: bad words as token sequences, the ids that must not end a text too
+    early, its own functions, and what went wrong in those."""
 
     bad: list[list[int]]
     stops: list[int]
+    functions: list[tuple[Callable[..., Any], bool]] = field(default_factory=list)  # and whether it takes the prompt
+    _faults: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def note_fault(self, output: list[int], fault: str) -> None:
+        """A function failed after this output, which may be a draft that nobody will ever say."""
+        self._faults[len(output), hash(tuple(output))] = fault
+
+    def fault_after(self, output: list[int]) -> str | None:
+        return self._faults.get((len(output), hash(tuple(output)))) if self._faults else None
 
 
 class SamplerState:
@@ -66,19 +78,19 @@ class SamplerState:
         ints = [0 if greedy else max(params.top_k, 0), params.min_tokens, signed, sample, int(greedy), int(biased)]
         self._ints[slot].copy_(torch.tensor(ints, dtype=torch.int64), non_blocking=True)
         if biased:
-            if self.bias is None:
-                shape = (self.table.num_slots + 1, self.vocab_size)
-                self.bias = torch.zeros(shape, dtype=torch.float32, device=self.device)
-            self.bias[slot].copy_(self._bias_row(params), non_blocking=True)
+            self._set_bias(slot, params)
 
-    def _bias_row(self, params: SamplingParams) -> Tensor:
+    def _set_bias(self, slot: int, params: SamplingParams) -> None:
+        if self.bias is None:
+            shape = (self.table.num_slots + 1, self.vocab_size)
+            self.bias = torch.zeros(shape, dtype=torch.float32, device=self.device)
         row = torch.zeros(self.vocab_size, dtype=torch.float32)
         if params.allowed_token_ids is not None:
             row.fill_(float("-inf"))
             row[list(params.allowed_token_ids)] = 0.0
         for token, bias in (params.logit_bias or {}).items():
             row[token] += bias
-        return row
+        self.bias[slot].copy_(row, non_blocking=True)
 
     def float_column(self, name: str, slots: Tensor) -> Tensor:
         return self._floats[slots, _COLUMN[name]]

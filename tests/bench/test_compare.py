@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 from paceline import LLM, DraftModel, NGram, SamplingParams, Suffix
 from paceline.bench import compare as bench
 from paceline.bench import differences
-from paceline.bench.compare import Comparison, Plan, Variant, compare, find_differences, labels
+from paceline.bench.compare import Comparison, Plan, Variant, compare, find_differences
 from paceline.bench.differences import Difference
+from paceline.bench.results import labels
 from paceline.errors import OptionError, PacelineError
 from tests.bench.asked import NAMES, PROMPTS
 from tests.cli.checkpoints import make_model
@@ -35,17 +37,36 @@ def plan(rounds: int = 1, max_tokens: int = 24, **params: Any) -> Plan:
     return Plan(NAMES, PROMPTS, chosen, DRAFTERS, rounds)
 
 
-def test_rounds_are_interleaved_there_and_back_and_every_variant_is_warmed_up_once(llm: LLM) -> None:
+def test_variants_take_turns_at_every_prompt_there_and_back_and_are_warmed_up_once(llm: LLM) -> None:
     told: list[tuple[str, int, int]] = []
     result = compare(llm, plan(rounds=2, max_tokens=4), lambda *what: told.append(what))
     names = ["plain", "ngram", "suffix"]
-    warm = [(name, -1, 0) for name in names]
     timed = [
-        (name, round, done) for round, order in enumerate((names, names[::-1])) for name in order for done in range(4)
+        (name, round, prompt + ended)
+        for round in range(2)
+        for prompt in range(3)
+        for name in names[:: -1 if (prompt + round) % 2 else 1]
+        for ended in (0, 1)
     ]
-    assert told == warm + timed
+    assert told == [(name, -1, 0) for name in names] + timed
     assert [len(measured.passes) for measured in result.measured] == [2, 2, 2]
     assert not result.interrupted
+
+
+def test_prompts_answered_together_and_models_loaded_anew_take_turns_pass_by_pass(model: Any) -> None:
+    told: list[tuple[str, int, int]] = []
+    variants = [
+        Variant("ngram", NGram()),
+        Variant("a", DraftModel(model, 2)),
+        Variant("b", DraftModel(make_model(97), 2)),
+    ]
+    for sequences, drafters in ((2, DRAFTERS), (1, variants)):
+        llm = LLM(model, kernels="reference", max_model_len=200, max_num_seqs=sequences, prefix_caching=False)
+        told.clear()
+        compare(llm, replace(plan(rounds=2, max_tokens=3), drafters=drafters), lambda *what: told.append(what))
+        names = ["plain", *(variant.name for variant in drafters)]
+        begun = [(name, round) for name, round, done in told if done == 0 and round >= 0]
+        assert begun == [(name, 0) for name in names] + [(name, 1) for name in reversed(names)]
 
 
 def test_every_pass_has_a_new_drafter_that_cannot_remember_another_pass(
@@ -61,7 +82,9 @@ def test_every_pass_has_a_new_drafter_that_cannot_remember_another_pass(
 
     monkeypatch.setattr(llm.engine, "set_drafter", watched)
     compare(llm, plan(rounds=3, max_tokens=4))
-    assert len(seen) == len({id(drafter) for drafter in seen}) == 4  # warm-up and three rounds
+    assert len(seen) == 1 + 3 * 3  # the warm-up, and three prompts in each of three rounds
+    made = [drafter if (held := getattr(drafter, "_drafter", None)) is None else held for drafter in seen]
+    assert [made.index(drafter) for drafter in made] == [0, 1, 1, 1, 4, 4, 4, 7, 7, 7]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -160,11 +183,11 @@ def test_a_planted_difference_is_found_with_its_place_and_margin(llm: LLM, model
 def test_an_interrupt_while_margins_are_recomputed_keeps_those_that_were(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_pass, real_margin, asked = bench.run_pass, differences.find_margin, 0
+    real_run, real_margin, asked = bench.run_prompts, differences.find_margin, 0
 
-    def faulty(llm: LLM, plan: Plan, on_done: Any) -> bench.Pass:
-        done = real_pass(llm, plan, on_done)
-        for answer in done.answers if llm.engine.drafter is not None and len(plan.prompts) > 1 else ():
+    def faulty(llm: LLM, plan: Plan, numbers: Any, on_done: Any) -> bench.Pass:
+        done = real_run(llm, plan, numbers, on_done)
+        for answer in done.answers if llm.engine.drafter is not None else ():
             answer.output = copy.deepcopy(answer.output)
             answer.output.token_ids[4] = (answer.output.token_ids[4] + 1) % 97
         return done
@@ -176,7 +199,7 @@ def test_an_interrupt_while_margins_are_recomputed_keeps_those_that_were(
             raise KeyboardInterrupt
         return real_margin(*given)
 
-    monkeypatch.setattr(bench, "run_pass", faulty)
+    monkeypatch.setattr(bench, "run_prompts", faulty)
     monkeypatch.setattr(differences, "find_margin", interrupted)
     result = compare(llm, plan(max_tokens=8))
     assert result.interrupted
@@ -212,55 +235,59 @@ def test_sampled_text_gets_no_margin(llm: LLM) -> None:
     assert found.margin is None
 
 
-@pytest.mark.parametrize(("passes", "left"), [(0, []), (2, [1, 1]), (4, [1, 1, 2])])
-def test_an_interrupt_keeps_the_passes_that_were_complete(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, passes: int, left: list[int]
+@pytest.mark.parametrize(
+    ("answers", "left"),
+    [
+        (0, []),
+        (1, [[1]]),
+        (2, [[1], [1]]),
+        (4, [[1], [1], [2]]),
+        (8, [[3], [3], [2]]),
+        (9, [[3]] * 3),
+        (13, [[3]] * 3),
+        (17, [[3], [3, 3], [3, 3]]),
+    ],
+)
+def test_an_interrupt_keeps_complete_passes_and_of_the_first_round_the_answers_that_were_ready(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, answers: int, left: list[list[int]]
 ) -> None:
-    real, done = bench.run_pass, -3  # three warm-ups come first
+    """Plain, ngram, suffix, suffix, ngram, plain, plain, ngram, suffix; the second round the other way round."""
+    real, done = bench.run_prompts, -3  # three warm-ups come first
 
-    def limited(*arguments: Any) -> Any:
+    def limited(*given: Any) -> Any:
         nonlocal done
-        if done == passes:
+        if done == answers:
             raise KeyboardInterrupt
         done += 1
-        return real(*arguments)
+        return real(*given)
 
-    monkeypatch.setattr(bench, "run_pass", limited)
+    monkeypatch.setattr(bench, "run_prompts", limited)
     result = compare(llm, plan(rounds=2, max_tokens=4))
     assert result.interrupted
-    assert [len(measured.passes) for measured in result.measured] == left
-
-
-@pytest.mark.parametrize(
-    ("answers", "left"), [(0, []), (1, [1]), (3, [3]), (5, [3, 2]), (9, [3, 3, 3]), (11, [3, 3, 3])]
-)
-def test_an_interrupt_within_a_first_pass_keeps_its_answers(llm: LLM, answers: int, left: list[int]) -> None:
-    """Rounds are two: answers of an incomplete second pass are dropped, since the first is there."""
-
-    def tell(variant: str, round: int, done: int) -> None:
-        order = ["plain", "ngram", "suffix"][:: -1 if round else 1]
-        if round >= 0 and 9 * round + 3 * order.index(variant) + done == answers and done < 3:
-            raise KeyboardInterrupt
-
-    result = compare(llm, plan(rounds=2, max_tokens=4), tell)
-    assert result.interrupted
-    assert [len(measured.passes[0].answers) for measured in result.measured] == left
-    assert [len(measured.passes) for measured in result.measured] == [1] * len(left)
+    assert [[len(done.answers) for done in measured.passes] for measured in result.measured] == left
     for measured in result.measured:
-        done = measured.passes[0]
-        assert done.complete == (len(done.answers) == 3)
-        assert done.seconds > 0
-        assert measured.num_identical == len(done.answers)
+        assert all(done.complete == (len(done.answers) == 3) and done.seconds > 0 for done in measured.passes)
+        assert measured.num_identical == len(measured.passes[0].answers)
         assert result.speed_up(measured).value > 0
 
 
-def test_variants_have_short_names_unless_two_would_be_the_same() -> None:
+def test_an_interrupt_within_prompts_answered_together_keeps_those_that_were_ready(model: Any) -> None:
+    def tell(variant: str, round: int, done: int) -> None:
+        if (variant, round, done) == ("ngram", 0, 1):
+            raise KeyboardInterrupt
+
+    llm = LLM(model, kernels="reference", max_model_len=200, max_num_seqs=2, prefix_caching=False)
+    result = compare(llm, plan(max_tokens=4), tell)
+    assert [len(measured.passes[0].answers) for measured in result.measured] == [3, 1]
+
+
+def test_variants_have_short_names_and_a_letter_where_two_would_be_the_same() -> None:
     def named(*variants: Variant) -> list[str]:
         return labels([Variant("plain", None), *variants])
 
     assert named(Variant("ngram:max_match=3", NGram()), DRAFTERS[1]) == ["plain", "ngram", "suffix"]
     both = (Variant("ngram:max_match=3", NGram()), Variant("ngram:max_match=2,min_match=1", NGram()))
-    assert named(*both) == ["plain", "ngram:max_match=3", "ngram:max_match=2,min_match=1"]
+    assert named(*both) == ["plain", "ngram a", "ngram b"]
     drafted = Variant("draft:model=some/folder/tiny,num_draft_tokens=5", DraftModel("some/folder/tiny"))
     assert named(drafted) == ["plain", "tiny"]
     assert named(Variant("ngram:num_draft_tokens=3", NGram(3), 3)) == ["plain", "3 drafted"]
@@ -283,5 +310,5 @@ def test_an_answer_that_failed_is_an_error_and_not_a_figure(model: Any) -> None:
     with torch.no_grad():
         broken.model.norm.weight.fill_(float("nan"))
     llm = LLM(broken, kernels="reference", max_model_len=200, max_num_seqs=1, prefix_caching=False)
-    with pytest.raises(PacelineError, match="prompt 'warm-up' failed: no token can be sampled"):
+    with pytest.raises(PacelineError, match="prompt 'third' failed: no token can be sampled"):
         compare(llm, plan(max_tokens=4))

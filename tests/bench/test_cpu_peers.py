@@ -78,7 +78,7 @@ def test_every_figure_is_there_with_the_record_of_the_machine(record: dict[str, 
 
 
 def test_figures_measured_before_stay_in_the_file(tmp_path: Path) -> None:
-    former = {"figures": {"start": {"rows": ["kept"]}}}
+    former = {"figures": {"rows": {"rows": ["kept"]}}}
     (tmp_path / "out.json").write_text(json.dumps(former))
     assert cpu_peers.read_former(tmp_path / "out.json") == former["figures"]
     (tmp_path / "other.json").write_text("[]")
@@ -104,8 +104,8 @@ def test_every_row_is_whole_and_its_ratio_is_ours_over_the_other(record: dict[st
 @pytest.mark.skipif(has_llama, reason="llama_cpp is installed here")
 def test_a_peer_that_cannot_be_imported_is_said_to_be_not_installed(record: dict[str, Any]) -> None:
     rows = [row for figure in record["figures"].values() for row in figure["rows"] if "llama.cpp" in row["against"]]
-    # Decode twice, prefill, rows, speculative twice with and without prompts, memory twice, start.
-    assert len(rows) == 11
+    # Decode twice, prefill, rows, speculative twice with and without prompts, memory twice.
+    assert len(rows) == 10
     assert {(row["peer"], row["note"]) for row in rows} == {(None, "not installed")}
 
 
@@ -117,9 +117,6 @@ def test_raw_times_are_kept_for_every_repetition(record: dict[str, Any]) -> None
     assert figures["decode-small"]["rows"][0]["ours"] == pytest.approx(sum(speeds) / 2)
     for turn in figures["rows"]["raw"]["paceline"]:
         assert {count: len(times) for count, times in turn.items()} == {str(count): 3 for count in sizes.counts}
-    for turn in figures["overhead"]["raw"]["paceline"]:
-        assert turn is None or (len(turn) == sizes.new - 1 and all(0 < inside < whole for whole, inside in turn))
-    assert len(figures["start"]["raw"]["paceline"]) == 2
 
 
 def test_drafters_say_what_plain_decoding_says_and_the_named_category_alone_is_asked(record: dict[str, Any]) -> None:
@@ -146,11 +143,11 @@ def test_a_figure_whose_model_does_not_load_is_reported_and_the_others_still_run
     tmp_path: Path, checkpoint: Path
 ) -> None:
     words = ["--quick", "--repeat", "1", "--threads", "1", "--small", str(checkpoint), "--large", "no/such/model/here"]
-    done = run("cpu_peers.py", *words, "--only", "decode-large", "overhead", "--output", str(tmp_path / "out.json"))
+    done = run("cpu_peers.py", *words, "--only", "decode-large", "decode-small", "--output", str(tmp_path / "out.json"))
     assert done.returncode == 1
     assert "decode-large failed: paceline: CheckpointError" in done.stderr
     figures = json.loads((tmp_path / "out.json").read_text())["figures"]
-    assert figures["decode-large"]["rows"] == [] and figures["overhead"]["rows"]
+    assert figures["decode-large"]["rows"] == [] and figures["decode-small"]["rows"]
 
 
 def test_perplexity_is_that_of_the_transformers_model(tmp_path: Path, checkpoint: Path) -> None:

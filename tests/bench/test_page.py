@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -174,6 +174,20 @@ def test_positions_with_few_drafts_are_hollow_and_that_is_said() -> None:
     assert "hollow:" not in re.sub(r"<style>.*</style>", "", page.render(record(many)), flags=re.DOTALL)
 
 
-def test_the_page_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
-    page.write(tmp_path / "deep" / "report.html", swept())
-    assert (tmp_path / "deep" / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+@pytest.mark.parametrize("case", ["compare", "one drafter", "plain only", "eight drafters", "one prompt"])
+def test_the_picture_is_a_whole_svg_that_needs_nothing_else(case: str) -> None:
+    text = page.draw(CASES[case]())
+    names = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(text).iter()}
+    assert names <= {"svg", "style", "rect", "text", "tspan", "g", "line", "circle", "path"}
+    assert not re.search(r"url\(|@import|@font-face|href|https?:(?!//www.w3.org/2000/svg)", text)
+
+
+def test_the_picture_has_every_speed_with_its_interval_and_says_what_was_measured_where() -> None:
+    data = record(comparison({"plain": [1.0, 1.0], "ngram": [0.5, 0.4]}))
+    data["variants"][1]["label"] = "<ngram>"
+    told = "".join(ElementTree.fromstring(page.draw(data)).itertext())
+    for row in data["variants"]:
+        assert f"{row['tokens_per_second']:.1f} tokens/s · {row['speed_up']:.2f}×" in told
+    low, high = data["variants"][1]["speed_up_interval"]
+    assert f"({low:.2f}–{high:.2f})" in told and "<ngram>" in told
+    assert "2 prompts, at most 20 tokens each" in told and data["machine"]["cpu"] in told

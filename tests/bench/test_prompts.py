@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.demos import CHINESE, CONVERSATIONS, DEMOS, ENGLISH, Question
-from paceline.bench.prompts import read_questions
+from paceline.bench.prompts import DEMOS, read_questions
 from paceline.errors import OptionError
 
 
@@ -62,7 +61,7 @@ def test_lines_past_the_limit_are_not_read(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (b"", "holds no prompts"),
-        (b'{"answer": "x"}\n', "line 1, has no text to ask; one of the fields turns, prompt, question, text"),
+        (b'{"answer": "x"}\n', "line 1, has no text to ask; one of the fields messages, turns, prompt, question, text"),
         (b'["x"]\n', "line 1, has no text to ask"),
         (b'{"text": 3}\n', "line 1, has no text to ask"),
         (b"\xff\xfe\n", "cannot be read"),
@@ -88,19 +87,48 @@ def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
             read_questions(tmp_path / "rows.jsonl.gz")
 
 
+def test_a_conversation_is_read_whole_and_a_name_stands_for_the_line(tmp_path: Path) -> None:
+    said = [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "Two."},
+        {"role": "user", "content": "Three?"},
+    ]
+    rows = [{"messages": said, "prompt": "not this"}, {"name": "four", "prompt": "Five?"}]
+    first, second = read_questions(write(tmp_path / "rows.jsonl", rows))
+    assert (first.name, first.text, first.messages) == ("line 1", "Three?", said)
+    assert first.is_conversation and not second.is_conversation
+    assert (second.name, second.messages) == ("four", [{"role": "user", "content": "Five?"}])
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        "asked",
+        ["asked"],
+        [{"role": "user"}],
+        [{"role": "user", "content": " "}],
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+        [{"role": "narrator", "content": "a"}, {"role": "user", "content": "b"}],
+        [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
+    ],
+)
+def test_messages_that_end_with_no_question_are_refused(tmp_path: Path, messages: object) -> None:
+    with pytest.raises(OptionError, match="line 1, has no text to ask"):
+        read_questions(write(tmp_path / "rows.jsonl", [{"messages": messages}]))
+
+
 def test_without_a_file_there_are_prompts_of_our_own() -> None:
-    assert read_questions(None) == read_questions(None, demo="te") == list(ENGLISH)
-    assert read_questions(None, demo="tc") == list(CHINESE)
-    assert read_questions(None, demo="chat") == list(CONVERSATIONS)
-    assert read_questions(None, 3) == list(ENGLISH[:3])
+    assert read_questions(None) == read_questions(None, demo="te")
+    assert read_questions(None, 3) == read_questions(None)[:3]
+    assert len({tuple(question.name for question in read_questions(None, demo=name)) for name in DEMOS}) == len(DEMOS)
     with pytest.raises(OptionError, match="num_prompts=0"):
         read_questions(None, 0)
 
 
-def test_a_demo_is_one_of_three_and_stands_alone(tmp_path: Path) -> None:
-    with pytest.raises(
-        OptionError, match=r"the demo 'de' is not known; allowed: te \(English\), tc \(Chinese\) or chat"
-    ):
+def test_a_demo_is_one_of_those_there_are_and_stands_alone(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"the demo 'de' is not known; allowed: te \(English\), tc \(Chinese\), chat"):
         read_questions(None, demo="de")
     with pytest.raises(OptionError, match="a demo and a dataset were both given; give one"):
         read_questions(write(tmp_path / "rows.jsonl", [{"text": "x"}]), demo="te")
@@ -108,19 +136,13 @@ def test_a_demo_is_one_of_three_and_stands_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", DEMOS)
 def test_our_own_prompts_are_all_different_and_of_their_kind(name: str) -> None:
-    questions = DEMOS[name]
+    questions = read_questions(None, demo=name)
     assert len(questions) >= 8
     assert len({question.name for question in questions}) == len({question.text for question in questions})
     assert len({question.name for question in questions}) == len(questions)
     for question in questions:
         chinese = sum("\u4e00" <= letter <= "\u9fff" for letter in question.text)
         assert (chinese > 10) == (name == "tc")
-        assert bool(question.before) == (name == "chat")
-
-
-def test_a_conversation_is_asked_in_turns_and_ends_with_the_user() -> None:
-    assert Question("x", "only").messages == [{"role": "user", "content": "only"}]
-    for question in CONVERSATIONS:
+        assert question.is_conversation == (name == "chat")
         roles = [message["role"] for message in question.messages]
         assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"]
-        assert question.messages[-1]["content"] == question.text

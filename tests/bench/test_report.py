@@ -1,15 +1,13 @@
-"""What the terminal shows of a measurement: tables, notes, the verdict, an answer in colours, the picture."""
+"""What the terminal shows of a measurement: tables, notes, the verdict, an answer in colours."""
 
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console
 
-from paceline.bench import picture, report
+from paceline.bench import report
 from paceline.bench.differences import Difference
 from tests.bench.examples import IDS, TOKENIZER, comparison, example, record
 
@@ -57,6 +55,23 @@ def test_acceptance_by_position_is_told_for_each_drafter_and_of_a_sweep_for_the_
     assert report.positions(record(example())) is None
 
 
+def test_long_drafts_and_several_of_a_kind_fit_eighty_columns_with_no_number_cut() -> None:
+    names = ("ngram:max_match=3,min_match=1", "ngram:max_match=4,num_draft_tokens=12", "some/folder/smollm2-135m")
+    data = record(example(*names))
+    for row in data["variants"][1:]:
+        row["acceptance_by_position"], row["proposed_by_position"] = [1.0] * 12, [50] * 12
+        row["median_seconds"], row["tokens_per_second"], row["answered"] = 1234.5, 12345.6, 1000
+        row["speed_up_interval"] = [10.25, 11.75]
+    for shown in (report.table(data), report.positions(data)):
+        lines = printed(shown).splitlines()
+        rows = [line.split() for line in lines if line.startswith((" ngram", " smollm2"))]
+        assert [row[:2] for row in rows[:2]] == [["ngram", "a"], ["ngram", "b"]]
+        assert rows[2][0] == "smollm2-135m"
+        assert max(map(len, lines)) <= 80 and "…" not in printed(shown)
+        assert " ".join(rows[2][1:]) in ("1234.50 s 12345.6 0.67× 10.25–11.75 1.50 40% 2/1000", " ".join(["100%"] * 10))
+    assert report.footnotes(data)[:2] == [f"ngram a: {names[0]}", f"ngram b: {names[1]}"]
+
+
 def test_a_difference_shows_in_the_table_the_footnotes_and_the_verdict() -> None:
     result = example("ngram", "suffix")
     assert report.differences(record(result)) == []
@@ -88,12 +103,16 @@ def test_notes_say_how_intervals_were_found_and_what_was_interrupted() -> None:
     assert "1/1" in printed(report.table(record(result)))
 
 
-def test_a_gain_that_drafting_cannot_make_is_put_down_to_a_busy_machine() -> None:
+def test_rounds_that_differ_and_a_gain_that_drafting_cannot_make_are_put_down_to_a_busy_machine() -> None:
     forwards = record(example("ngram"))["variants"][1]["forward_speed_up"]
     for factor, busy in ((1.0, False), (1.2, True)):
         times = {"plain": [1.0, 1.0], "ngram": [1 / (factor * forwards)] * 2}
         notes = report.footnotes(record(comparison(times)))
         assert any("the machine was busy" in note for note in notes) == busy
+    data = record(comparison({"plain": [1.0] * 8, "ngram": [0.9] * 8}, rounds=3))
+    for slowest, busy in ((10.0, False), (13.0, True)):
+        data["variants"][0]["seconds"] = [8.0, 9.0, slowest]
+        assert any("the machine was busy" in note for note in report.footnotes(data)) == busy
 
 
 def test_the_verdict_names_the_fastest_only_where_it_is_faster() -> None:
@@ -122,16 +141,3 @@ def test_an_answer_cannot_steer_the_terminal() -> None:
     (shown,) = record(comparison({"plain": [1.0], "ngram": [1.0]}))["shown"]
     shown["pieces"] = [["a\x1b[2J\x9b2Jb", "plain", None]]
     assert "a␛[2J\ufffd2Jb" in printed(report.answer(shown))
-
-
-@pytest.mark.parametrize("names", [(), ("ngram",), ("ngram:max_match=3", "ngram:max_match=2", "suffix")])
-def test_the_picture_is_drawn_for_any_number_of_drafters(tmp_path: Path, names: tuple[str, ...]) -> None:
-    picture.plot(record(example(*names)), tmp_path / "pictures" / "compare.png")
-    assert (tmp_path / "pictures" / "compare.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_picture_says_what_was_measured_where() -> None:
-    data = record(example("ngram"))
-    cores = data["machine"]["cores"]
-    assert picture.title(data).startswith("tiny on ")
-    assert picture.title(data).endswith(f"{cores} cores\n2 prompts, at most 20 tokens each, 1 at a time")

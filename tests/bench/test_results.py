@@ -98,6 +98,7 @@ def test_a_difference_is_recorded_at_its_answer() -> None:
     assert [answer["identical"] for answer in row["answers"]] == [True, False]
     assert row["answers"][0]["difference"] is None
     assert row["answers"][1]["difference"] == {
+        "prompt": 1,
         "round": 0,
         "position": 4,
         "expected": IDS[4],

@@ -11,7 +11,7 @@ from paceline import DraftModel, FirstOf, NGram, SamplingParams, Suffix
 from paceline.bench import sweep
 from paceline.bench.compare import Comparison, Plan, compare
 from paceline.bench.interval import Estimate
-from paceline.bench.sweep import Best, find_best, listed, make_variants, read_lengths, repeated_share
+from paceline.bench.sweep import Best, find_best, make_variants, read_lengths, repeated_share
 from paceline.errors import OptionError
 from tests.bench.asked import NAMES, PROMPTS
 from tests.bench.examples import comparison
@@ -84,7 +84,7 @@ def test_the_best_length_is_the_fastest_and_its_rivals_are_those_it_cannot_be_to
     assert (found.length, found.rivals) == (3, [2, 5])
     assert found.speed_up.value == pytest.approx(5 / 2.49)
     assert found.speed_up.above_one
-    assert found.verdict == f"The fastest was a draft length of 3: {found.speed_up}. 2 and 5 cannot be told from it."
+    assert found.verdict == f"The fastest was a draft length of 3: {found.speed_up}. 2, 5 cannot be told from it."
 
 
 def test_a_best_length_that_gains_nothing_is_said_to_gain_nothing() -> None:
@@ -106,13 +106,6 @@ def test_one_answer_measured_once_proves_nothing() -> None:
 
 def test_without_a_draft_length_there_is_no_best() -> None:
     assert find_best(comparison({"plain": [1.0, 1.0]})) is None
-
-
-def test_numbers_in_a_row_are_told_as_a_run() -> None:
-    assert listed([3]) == "3"
-    assert listed([3, 4]) == "3 and 4"
-    assert listed([3, 4, 5]) == "3 to 5"
-    assert listed([1, 3, 4, 5, 8]) == "1, 3 to 5 and 8"
 
 
 def test_the_share_of_repeated_runs_of_four() -> None:

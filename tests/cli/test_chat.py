@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -9,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner, Result
 
 from paceline import LLM, NGram, SamplingParams, Suffix
 from paceline.cli import app
+from paceline.cli.chat import take
 from paceline.cli.conversation import Conversation
+from paceline.cli.talk import Talk
 from paceline.drafters.first_of import FirstOf
 from paceline.llm import LLM as Target
 from paceline.templates import PromptTemplate
@@ -74,6 +78,13 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Target, "stream", stream)
     return seen
+
+
+def chat_options(checkpoint: Path) -> dict[str, Any]:
+    command: Any = typer.main.get_command(app)
+    ctx = command.commands["chat"].make_context("chat", ["--model", str(checkpoint), "--max-tokens", "4"])
+    chosen: dict[str, Any] = ctx.params
+    return chosen
 
 
 def talk(checkpoint: Path, *lines: str | bytes, options: tuple[str, ...] = ()) -> Result:
@@ -189,6 +200,24 @@ def test_a_drafter_of_later_may_bring_its_own_length_and_is_told_nothing(llm: LL
     assert told == ["drafter: none", "drafter: ngram:num_draft_tokens=8"]
 
 
+def test_no_drafter_needs_no_legend_and_a_new_one_only_its_own(checkpoint: Path) -> None:
+    lines = ["/drafter none", "/drafter ngram", "/help"]
+    words = ["chat", "--model", str(checkpoint), "--color"]
+    said = RUNNER.invoke(app, words, input="\n".join(lines) + "\n").stderr
+    before, after = said.split("drafter: ngram")
+    assert before.strip() == "drafter: none"
+    assert "drafted by ngram and accepted" in after and "suffix and accepted" not in after
+
+
+def test_the_context_is_never_longer_than_the_model_takes(checkpoint: Path) -> None:
+    questions = [f"rider {number} takes a turn" for number in range(8)]
+    lines = [line for question in questions for line in (question, "/stats")]
+    said = talk(checkpoint, *lines, options=("--max-model-len", "160", "--max-tokens", "60")).stderr
+    held = [int(line.split()[1]) for line in said.splitlines() if line.startswith("context")]
+    assert len(held) == 8
+    assert 100 < max(held) <= 160
+
+
 def test_the_temperature_changes_in_mid_conversation(llm: LLM, checkpoint: Path) -> None:
     result = talk(checkpoint, FIRST, "/temperature 0.9", SECOND, "/temperature", options=("--seed", "6"))
     first = answers(llm, FIRST)[0]
@@ -271,7 +300,7 @@ def test_options_are_refused_before_the_chat_begins(checkpoint: Path) -> None:
     for words, said in (
         (["--template", "alpaca"], "template 'alpaca' is not known"),
         (["--drafter", "ngram:tree=1"], "option 'tree' is not known"),
-        (["--top-p", "3"], "top_p=3.0 is not allowed"),
+        (["--top-p", "3"], "--top-p 3.0 is not allowed"),
     ):
         result = RUNNER.invoke(app, ["chat", "--model", str(checkpoint), *words], input=FIRST)
         assert (result.exit_code, result.stdout) == (2, "")
@@ -283,7 +312,7 @@ def test_options_are_refused_before_the_chat_begins(checkpoint: Path) -> None:
 
 def interrupt_at(step: int, press: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Press Ctrl-C during a step of the first answer."""
-    real, steps = Target._pump, 0
+    real, steps = Target._take_turn, 0
 
     def stepped(self: LLM) -> Any:
         nonlocal steps
@@ -292,7 +321,7 @@ def interrupt_at(step: int, press: Callable[[], None], monkeypatch: pytest.Monke
             press()
         return real(self)
 
-    monkeypatch.setattr(Target, "_pump", stepped)
+    monkeypatch.setattr(Target, "_take_turn", stepped)
 
 
 def press_control_c() -> None:
@@ -350,7 +379,7 @@ def test_turns_that_had_to_go_come_back_when_no_word_was_said(
     llm: LLM, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long, seen = "rider " * 230, [""]
-    real, step = Target.stream, Target._pump
+    real, step = Target.stream, Target._take_turn
 
     def stream(self: LLM, prompt: Any, params: SamplingParams) -> Any:
         seen.append(prompt.get("prompt", ""))
@@ -362,7 +391,7 @@ def test_turns_that_had_to_go_come_back_when_no_word_was_said(
         return step(self)
 
     monkeypatch.setattr(Target, "stream", stream)
-    monkeypatch.setattr(Target, "_pump", stepped)
+    monkeypatch.setattr(Target, "_take_turn", stepped)
     result = talk(checkpoint, FIRST, SECOND, long, THIRD, options=("--max-model-len", "300"))
     assert "oldest messages were dropped" in result.stderr
     assert "the question is forgotten" in result.stderr
@@ -395,7 +424,7 @@ def test_a_template_text_takes_every_turn(llm: LLM) -> None:
     conversation = Conversation(llm, "Q: {input_text}\nA:", "Be brief.")
     for role, text in (("user", "one"), ("assistant", " 1"), ("user", "two")):
         conversation.add(role, text)
-    assert conversation.prompt().text == "Be brief.\nQ: one\nA: 1\nQ: two\nA:"
+    assert conversation.fit(0)[0].text == "Be brief.\nQ: one\nA: 1\nQ: two\nA:"
 
 
 def test_a_template_file_that_is_no_text_is_refused_and_the_chat_goes_on(
@@ -442,6 +471,9 @@ def test_on_a_terminal_the_chat_is_coloured_and_leaves_a_clean_screen(llm: LLM, 
         terminal.type("/temperature 0.5\n")
         terminal.wait_for("temperature: 0.5")
         terminal.wait_for("> ")
+        terminal.type("\x1b[200~a pasted line\nand another\x1b[201~\n")
+        terminal.wait_for("cut short")
+        terminal.wait_for("> ")
         terminal.type("half a line")
         terminal.press("\x03", until="/quit or Ctrl-D ends the chat")
         terminal.wait_for("> ")
@@ -450,10 +482,20 @@ def test_on_a_terminal_the_chat_is_coloured_and_leaves_a_clean_screen(llm: LLM, 
         lines, written = terminal.screen.lines, terminal.written.decode()
     answer = answers(llm, FIRST, max_tokens=200)[0]
     start = lines.index(f"> {FIRST}") + 1
-    wrapped = [answer[place : place + 80] for place in range(0, len(answer), 80)]
-    assert lines[start : start + len(wrapped)] == [line.rstrip() for line in wrapped]
-    assert lines[start + len(wrapped)].startswith("200 tokens · ")
-    assert lines[start + len(wrapped) + 1 :][:2] == ["> /temperature 0.5", "temperature: 0.5"]
+    end = next(place for place in range(start, len(lines)) if lines[place].startswith("200 tokens · "))
+    said = lines[start:end]
+    assert "".join(said).replace(" ", "") == answer.replace(" ", "")
+    for line, following in itertools.pairwise(said):  # a line ends where the next word does not fit
+        assert len(line) + 1 + len(following.split()[0]) > 80
+    assert lines[end + 1 :][:2] == ["> /temperature 0.5", "temperature: 0.5"]
+    assert written.count("cut short") == 2, "two lines that are pasted are one question"
     assert "\x1b[1;32mdraft_model\x1b[0m" in written  # the legend
     assert written.count("\x1b[1;32m") > 100  # and the tokens
     assert "per forward" in written.split("cut short")[0]
+
+
+def test_several_pasted_lines_are_a_message_even_where_the_first_looks_like_a_command(
+    llm: LLM, checkpoint: Path, prompts: list[str]
+) -> None:
+    take(Talk(chat_options(checkpoint)), "/* riders */\nand the wind")
+    assert prompts == [llm.read_chat([{"role": "user", "content": "/* riders */\nand the wind"}]).text]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from typer.testing import Result
 from paceline import NGram, SamplingParams, Suffix
 from paceline.bench import compare as bench
 from paceline.bench import differences
-from paceline.bench.demos import ENGLISH
+from paceline.bench.prompts import read_questions
 from paceline.cli import compare as command
 from paceline.llm import LLM
 from paceline.pieces import readable
@@ -45,9 +44,9 @@ def test_a_comparison_writes_its_table_its_report_its_json_and_its_picture(
     assert "differs" not in result.stdout
     assert "All 6 answers with drafts are plain's, token for token." in " ".join(result.stdout.split())
     assert f"report: {tmp_path / 'out' / 'report.html'}" in result.stdout
-    assert "drafts accepted at position" in result.stdout
+    assert "drafts accepted" in result.stdout and "at position" in result.stdout
     assert (tmp_path / "out" / "report.html").read_text().startswith("<!doctype html>")
-    assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out" / "compare.svg").read_text().startswith("<svg ")
     data = read(tmp_path / "out")
     assert data["kind"] == "compare"
     assert data["interrupted"] is False
@@ -90,11 +89,10 @@ def test_without_options_our_own_prompts_and_two_drafters_are_compared(checkpoin
     result = run(checkpoint, tmp_path, "--num-prompts", "1", "--max-tokens", "4")
     assert result.exit_code == 0, result.output
     data = read(tmp_path)
-    ngram = "ngram:max_match=3,min_match=1,num_draft_tokens=5"
-    assert [variant["name"] for variant in data["variants"]] == ["plain", ngram, "suffix"]
+    assert [variant["name"] for variant in data["variants"]] == ["plain", "ngram", "suffix"]
     assert [variant["label"] for variant in data["variants"]] == ["plain", "ngram", "suffix"]
-    assert data["variants"][1]["drafter"] == repr(NGram(5, 1, 3))
-    assert [prompt["name"] for prompt in data["prompts"]] == [ENGLISH[0].name]
+    assert [variant["drafter"] for variant in data["variants"][1:]] == [repr(NGram()), repr(Suffix())]
+    assert [prompt["name"] for prompt in data["prompts"]] == [read_questions(None)[0].name]
 
 
 def test_prompts_answered_together_and_sampled_say_the_same(checkpoint: Path, dataset: Path, tmp_path: Path) -> None:
@@ -117,16 +115,18 @@ def test_no_prefix_is_cached_and_no_more_run_together_than_asked(
 
 def plant(monkeypatch: pytest.MonkeyPatch, position: int) -> None:
     """Let the suffix drafter change a token of the second answer, as a faulty acceptance would."""
-    real = bench.run_pass
+    real = bench.run_prompts
 
-    def faulty(llm: LLM, plan: bench.Plan, on_done: Any) -> bench.Pass:
-        done = real(llm, plan, on_done)
-        if llm.engine.drafter is not None and llm.engine.drafter.name == "suffix" and len(done.answers) > 1:
-            done.answers[1].output = copy.deepcopy(done.answers[1].output)
-            done.answers[1].output.token_ids[position] += 1
+    def faulty(llm: LLM, plan: bench.Plan, numbers: Any, on_done: Any) -> bench.Pass:
+        done = real(llm, plan, numbers, on_done)
+        drafter = llm.engine.drafter
+        for answer in done.answers:
+            if drafter is not None and drafter.name == "suffix" and answer.prompt == 1 and plan.params.max_tokens > 8:
+                answer.output = copy.deepcopy(answer.output)
+                answer.output.token_ids[position] += 1
         return done
 
-    monkeypatch.setattr(bench, "run_pass", faulty)
+    monkeypatch.setattr(bench, "run_prompts", faulty)
 
 
 def test_a_planted_difference_is_reported_with_its_margin(
@@ -152,7 +152,7 @@ def test_a_planted_difference_is_reported_with_its_margin(
 
 def test_an_answer_is_shown_when_asked_for(checkpoint: Path, dataset: Path, tmp_path: Path) -> None:
     words = ["--dataset-path", str(dataset), "--drafter", str(checkpoint)]  # drafts itself, so all are accepted
-    assert "drafted and accepted" not in run(checkpoint, tmp_path, *words).stdout
+    assert "drafted and accepted" not in run(checkpoint, tmp_path / "quiet", *words).stdout
     shown = run(checkpoint, tmp_path, *words, "--show").stdout
     assert "drafted and accepted" in shown
     answers = [readable(answer["text"]).split() for answer in read(tmp_path)["variants"][1]["answers"]]
@@ -161,8 +161,8 @@ def test_an_answer_is_shown_when_asked_for(checkpoint: Path, dataset: Path, tmp_
 
 def test_a_shown_answer_ends_where_its_text_ends(checkpoint: Path, dataset: Path, tmp_path: Path) -> None:
     words = ["--dataset-path", str(dataset), "--drafter", str(checkpoint)]  # drafts itself, so all are accepted
-    run(checkpoint, tmp_path, *words)
-    ids = read(tmp_path)["default"]["token_ids"]
+    run(checkpoint, tmp_path / "first", *words)
+    ids = read(tmp_path / "first")["default"]["token_ids"]
     stops = [word for token in {answer[8] for answer in ids} for word in ("--stop-token-id", str(token))]
     run(checkpoint, tmp_path, *words, *stops)
     data = read(tmp_path)
@@ -176,14 +176,15 @@ def test_a_shown_answer_ends_where_its_text_ends(checkpoint: Path, dataset: Path
 def test_an_interrupt_keeps_what_was_measured_and_exits_130(
     checkpoint: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = bench.run_pass
+    real = bench.run_prompts
 
-    def interrupted(llm: LLM, plan: bench.Plan, on_done: Any) -> bench.Pass:
-        if llm.engine.drafter is not None and llm.engine.drafter.name == "suffix" and len(plan.prompts) > 1:
+    def interrupted(llm: LLM, plan: bench.Plan, numbers: Any, on_done: Any) -> bench.Pass:
+        drafter = llm.engine.drafter
+        if drafter is not None and drafter.name == "suffix" and plan.params.max_tokens > 8:  # not in the warm-up
             raise KeyboardInterrupt
-        return real(llm, plan, on_done)
+        return real(llm, plan, numbers, on_done)
 
-    monkeypatch.setattr(bench, "run_pass", interrupted)
+    monkeypatch.setattr(bench, "run_prompts", interrupted)
     result = run(checkpoint, tmp_path, "--dataset-path", str(dataset))
     assert result.exit_code == 130
     data = read(tmp_path)
@@ -191,7 +192,7 @@ def test_an_interrupt_keeps_what_was_measured_and_exits_130(
     assert data["interrupted"] is True
     assert data["ngram"] is not None
     assert "suffix" not in data
-    assert (tmp_path / "compare.png").exists()
+    assert (tmp_path / "compare.svg").exists()
     assert "Interrupted" in (tmp_path / "report.html").read_text()
     assert "interrupted" in result.stdout
 
@@ -202,22 +203,61 @@ def test_an_interrupt_before_anything_was_measured_leaves_nothing(
     def interrupted(*ignored: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "run_pass", interrupted)
+    monkeypatch.setattr(bench, "run_prompts", interrupted)
     result = run(checkpoint, tmp_path / "out", "--num-prompts", "1")
     assert result.exit_code == 130
     assert result.stdout == ""
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_without_matplotlib_the_rest_is_there(
+def test_a_second_run_leaves_the_first_ones_files_alone_and_says_where_its_own_are(
+    checkpoint: Path, dataset: Path, tmp_path: Path
+) -> None:
+    words = ["--dataset-path", str(dataset), "--drafter", "ngram", "--num-prompts", "1", "--max-tokens", "4"]
+    folders = [tmp_path / name for name in ("out", "out-2", "out-3")]
+    kept: dict[Path, bytes] = {}
+    for folder in folders:
+        result = run(checkpoint, tmp_path / "out", *words)
+        assert result.exit_code == 0, result.output
+        assert f"report: {folder / 'report.html'}\n" in result.stdout
+        stay = f"{tmp_path / 'out'} holds earlier results, which stay; these are in {folder}\n"
+        assert result.stderr == (stay if kept else "")
+        assert {path: path.read_bytes() for path in kept} == kept
+        kept |= {path: path.read_bytes() for path in folder.iterdir()}
+    assert len(kept) == 3 * len(folders)
+
+
+def test_a_folder_with_other_files_in_it_is_used_as_it_is(checkpoint: Path, dataset: Path, tmp_path: Path) -> None:
+    run(checkpoint, tmp_path, "--dataset-path", str(dataset), "--num-prompts", "1", "--max-tokens", "4")
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "report.html", "results.json", "compare.svg"}
+
+
+@pytest.mark.parametrize(("folder", "free"), [("out", "out-2"), ("a/out", "a/out-2"), (".", "results-2")])
+def test_the_next_free_folder_stands_beside_or_within_the_one_that_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, free: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command.measuring.free_folder(Path(folder)) == Path(folder)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    (Path(folder) / "report.html").touch()
+    assert command.measuring.free_folder(Path(folder)) == Path(free)
+
+
+def test_no_file_is_overwritten_that_came_into_being_while_it_ran(
     checkpoint: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    result = run(checkpoint, tmp_path, "--dataset-path", str(dataset))
-    assert result.exit_code == 0
-    assert "matplotlib is not installed" in result.stderr
-    assert read(tmp_path)["variants"]
-    assert not (tmp_path / "compare.png").exists()
+    saved, real = tmp_path / "saved.json", bench.compare
+    monkeypatch.setattr(bench, "compare", lambda *given: (saved.write_text("mine"), real(*given))[1])
+    words = ["--dataset-path", str(dataset), "--num-prompts", "1", "--max-tokens", "4", "--save-output", str(saved)]
+    result = run(checkpoint, tmp_path / "out", *words)
+    assert (result.exit_code, saved.read_text()) == (2, "mine")
+    assert result.stderr == f"{saved} cannot be written: File exists\n"
+    monkeypatch.undo()
+    again = run(checkpoint, tmp_path / "out", *words)
+    assert again.exit_code == 2
+    assert again.stderr == (
+        f"--save-output '{saved}' is there already, and is not overwritten; give the name of a new file\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,22 +266,22 @@ def test_without_matplotlib_the_rest_is_there(
         (["--drafter", "none"], "'none' is plain decoding"),
         (["--drafter", "ngram", "--drafter", "ngram"], "'ngram' was given twice"),
         (["--drafter", "ngram:tree=true"], "option 'tree' is not known"),
-        (["--rounds", "0"], "rounds=0 is not allowed"),
+        (["--rounds", "0"], "--rounds 0 is not allowed"),
         (["--batch-size", "0"], "max_num_seqs=0 is not allowed"),
-        (["--num-prompts", "0"], "num_prompts=0 is not allowed"),
-        (["--max-tokens", "0"], "max_tokens=0 is not allowed"),
-        (["--temperature", "-1"], "temperature=-1.0 is not allowed"),
+        (["--num-prompts", "0"], "--num-prompts 0 is not allowed"),
+        (["--max-tokens", "0"], "--max-tokens 0 is not allowed"),
+        (["--temperature", "-1"], "--temperature -1.0 is not allowed"),
         (["--dataset-path", "no-such-file"], "the dataset no-such-file cannot be read"),
         (["--output", "/dev/null/x"], "the output folder /dev/null/x cannot be made"),
         (["--save-output", "results.txt"], "--save-output 'results.txt' is not allowed; its name must end in .json"),
         (["--save-output", "/dev/null/x.json"], "the output folder /dev/null cannot be made"),
-        (["--demo", "de"], "the demo 'de' is not known; allowed: te (English), tc (Chinese) or chat (conversations)"),
-        (["--demo", "chat", "--raw"], "--demo chat asks conversations, which --raw cannot write"),
-        (["--tensor-parallel-size", "2"], "tensor_parallel_size=2 is not supported yet"),
-        (["--gpu-memory-utilization", "2"], "gpu_memory_utilization=2.0 is not allowed"),
-        (["--num-speculative-tokens", "0"], "num_draft_tokens is 0"),
-        (["--ngram-prompt-lookup-min", "4"], "min_match may not be the larger"),
-        (["--template", "unknown"], "prompt_template='unknown' is not known"),
+        (["--demo", "de"], "the demo 'de' is not known; allowed: te (English), tc (Chinese), chat (conversations)"),
+        (["--demo", "chat", "--raw"], "'recipe, then a list' is a conversation, which --raw cannot write"),
+        (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2 is not supported yet"),
+        (["--gpu-memory-utilization", "2"], "--gpu-memory-utilization 2.0 is not allowed"),
+        (["--num-speculative-tokens", "0"], "a draft length of 0 is not allowed; allowed: 1 or more"),
+        (["--ngram-prompt-lookup-max", "3", "--ngram-prompt-lookup-min", "4"], "min_match=4 is above max_match=3"),
+        (["--template", "unknown"], "--template 'unknown' is not known"),
         (["--template", "vicuna", "--raw"], "--raw and --template contradict each other; give one"),
         (["--drafter", "sufix"], "did you mean 'suffix'?"),
         (["--drafter-quantization", "banana"], "quantization='banana' is not known"),
@@ -255,8 +295,7 @@ def test_without_matplotlib_the_rest_is_there(
         ),
         (
             ["--speculative-model", "m", "--drafter", "ngram"],
-            "--speculative-model and --drafter were both given; write the model as "
-            "--drafter draft:model=m,num_draft_tokens=5",
+            "--speculative-model and --drafter were both given; write the model as --drafter draft:model=m",
         ),
     ],
 )
@@ -282,14 +321,15 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_runs(
 
 
 def test_what_cannot_be_written_is_said_after_what_was_measured(
-    checkpoint: Path, dataset: Path, tmp_path: Path
+    checkpoint: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "results.json").mkdir()
+    monkeypatch.setattr(command.measuring, "RESULTS", "none/results.json")
+    monkeypatch.setattr(Path, "mkdir", lambda *ignored, **options: None)
     result = run(checkpoint, tmp_path, "--dataset-path", str(dataset), "--max-tokens", "4")
     assert result.exit_code == 2
     assert "All 6 answers with drafts are plain's, token for token." in " ".join(result.stdout.split())
     assert "report:" not in result.stdout
-    assert result.stderr == f"{tmp_path / 'results.json'} cannot be written: Is a directory\n"
+    assert result.stderr == f"{tmp_path / 'none' / 'results.json'} cannot be written: No such file or directory\n"
 
 
 def test_an_interrupt_while_differences_are_looked_at_keeps_what_was_measured(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.cli.figures import PROBE_TOKENS, WARM_UP, Figures, PlainCost, latest, measure_plain
+from paceline.cli.figures import ENOUGH_ROUNDS, PROBE_TOKENS, WARM_UP, Figures, PlainCost, latest, measure_plain
 from paceline.engine.sequence import Provenance
 from paceline.engine.stats import RoundRecord
 from paceline.outputs import Chunk
@@ -31,13 +31,36 @@ def llm() -> LLM:
     return LLM(make_model(len(tokenizer)), tokenizer=tokenizer, kernels="reference", max_model_len=200)
 
 
-def test_plain_decoding_costs_what_its_latest_rounds_did() -> None:
-    cost = PlainCost(kept=3)
+def test_plain_decoding_costs_what_the_latest_run_of_it_did() -> None:
+    cost = PlainCost()
     assert cost.seconds is None
-    cost.learn([record(40, 0, 0, 1, 9.0), record(6, 5, 2, 3, 9.0)])  # a prompt, a draft: neither is plain decoding
+    cost.learn([record(40, 0, 0, 1, 9.0), record(6, 5, 2, 3, 9.0)] * ENOUGH_ROUNDS)  # prompts and drafts: not plain
     assert cost.seconds is None
-    cost.learn([record(1, 0, 0, 1, seconds) for seconds in (7.0, 1.0, 3.0, 2.0)])
-    assert cost.seconds == 4.0  # verifying and the rest, the oldest forgotten, and no time of a drafter's
+    cost.learn([record(1, 0, 0, 1, seconds) for seconds in [7.0, *[1.0, 3.0, 2.0] * 6]])
+    assert cost.seconds == 4.0  # verifying and the rest, and no time of a drafter's
+    cost.learn([record(1, 0, 0, 1, 5.0)] * ENOUGH_ROUNDS)
+    assert cost.seconds == 10.0
+
+
+def test_the_cost_of_plain_decoding_does_not_drift_with_the_slow_first_rounds_of_many_answers() -> None:
+    cost = PlainCost()
+    cost.learn([record(1, 0, 0, 1, 0.5)] * 20)
+    for _ in range(50):
+        cost.learn([record(30, 0, 0, 1, 4.0), *[record(1, 0, 0, 1, 4.0)] * 3, *[record(6, 5, 5, 6, 1.0)] * 30])
+    assert cost.seconds == 1.0
+
+
+def test_a_total_stands_against_what_plain_decoding_cost_at_each_time() -> None:
+    total, cost = Figures(), PlainCost()
+    for seconds, took in ((0.5, 4.0), (2.0, 16.0)):  # the machine became four times slower
+        cost.learn([record(1, 0, 0, 1, seconds)] * ENOUGH_ROUNDS)
+        part = Figures()
+        part.add(chunk("plain"), 1.0)
+        part.add(chunk(*["accepted"] * 8), 1.0 + took)
+        part.close([], 3, cost)
+        assert part.times_plain(cost) == 2.0
+        total.include(part)
+    assert total.times_plain(cost) == 2.0
 
 
 def test_the_probe_is_plain_and_short(llm: LLM) -> None:
@@ -62,7 +85,7 @@ def test_figures_are_the_engine_s_own_counts(llm: LLM) -> None:
             figures.add(piece, 1.0)
             output = piece.output
         assert output is not None
-        figures.close(latest(llm, llm.engine.stats.rounds - before), len(ids))
+        figures.close(latest(llm, llm.engine.stats.rounds - before), len(ids), PlainCost())
         assert (figures.tokens, figures.forwards) == (60, output.stats.rounds)
         assert figures.per_forward == pytest.approx(output.stats.tokens_per_forward)
         assert figures.origins == Counter(told.drafter or told.kind for told in output.provenance)
@@ -73,7 +96,7 @@ def test_figures_are_the_engine_s_own_counts(llm: LLM) -> None:
 
 def test_speed_counts_from_the_first_token_on() -> None:
     figures, plain = Figures(), PlainCost()
-    plain.learn([record(1, 0, 0, 1, 0.5)])  # 1 s a token
+    plain.learn([record(1, 0, 0, 1, 0.5)], least=1)  # 1 s a token
     figures.add(chunk(), 3.0)  # a part of the prompt
     figures.add(chunk("plain"), 4.0)
     assert figures.speed is None
@@ -93,7 +116,7 @@ def test_a_total_is_the_sum_of_its_answers() -> None:
         part = Figures()
         part.add(chunk("plain"), elapsed)
         part.add(chunk("accepted", "bonus", "plain", "plain"), elapsed + 2.0)
-        part.close([record(20, 0, 0, 1), record(3, 2, 1, 4)], 30)
+        part.close([record(20, 0, 0, 1), record(3, 2, 1, 4)], 30, PlainCost())
         total.include(part)
     assert (total.tokens, total.forwards, total.timed_tokens, total.seconds, total.wait) == (10, 4, 8, 4.0, 4.0)
     assert (total.proposed, total.accepted, total.prompt_tokens, total.reused) == (4, 2, 60, 20)
@@ -110,5 +133,5 @@ def test_a_total_is_the_sum_of_its_answers() -> None:
 def test_a_line_of_large_figures_fits_eighty_columns() -> None:
     figures: Any = Figures(tokens=99999, forwards=9999, timed_tokens=99998, seconds=100.0)
     plain = PlainCost()
-    plain.learn([record(1, 0, 0, 1, 0.01)])
+    plain.learn([record(1, 0, 0, 1, 0.01)], least=1)
     assert len(figures.line(plain, True) + " · cut short") <= 80

@@ -59,6 +59,19 @@ def test_the_prompt_may_be_an_argument_a_file_or_standard_input(llm: LLM, checkp
     assert run(checkpoint, "-", given=TEXT) == text
 
 
+def test_what_is_piped_in_stands_below_the_argument(llm: LLM, checkpoint: Path) -> None:
+    record = json.loads(run(checkpoint, "Summarise:", "--json", "--raw", given="one\ntwo\n"))
+    assert record["prompt"] == "Summarise:\none\ntwo\n"
+    assert json.loads(run(checkpoint, "Summarise:", "--json", "--raw", given=" \n"))["prompt"] == "Summarise:"
+
+
+@pytest.mark.parametrize("words", [(), ("",), ("-",), ("", "--raw"), (" \n",), ("--chat", "\t")])
+def test_an_empty_prompt_is_refused_however_it_comes(checkpoint: Path, words: tuple[str, ...]) -> None:
+    result = invoke(checkpoint, *words, given="")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("the prompt is empty; ") and result.stderr.count("\n") == 1
+
+
 def test_raw_leaves_the_template_out(llm: LLM, checkpoint: Path) -> None:
     raw = expected(llm, chat=False) + "\n"
     assert raw != expected(llm) + "\n"
@@ -145,24 +158,24 @@ def test_stats_go_to_standard_error(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["x", "--temperature", "-1"], "temperature=-1.0 is not allowed"),
-        (["x", "--max-tokens", "0"], "max_tokens=0 is not allowed"),
-        (["x", "--top-p", "2"], "top_p=2.0 is not allowed"),
+        (["x", "--temperature", "-1"], "--temperature -1.0 is not allowed"),
+        (["x", "--max-tokens", "0"], "--max-tokens 0 is not allowed"),
+        (["x", "--top-p", "2"], "--top-p 2.0 is not allowed"),
         (["x", "--drafter", "ngram:max_mach=3"], "did you mean 'max_match'?"),
         (["x", "--drafter", "none", "--drafter", "ngram"], "--drafter none cannot stand beside another"),
         (["x", "--drafter", "no-such-model"], "model 'no-such-model' was not found"),
         (["x", "--model", "no-such-model"], "model 'no-such-model' was not found"),
-        (["x", "--dtype", "int3"], "dtype='int3' is not known"),
-        (["x", "--device", "abacus"], "device='abacus' cannot be used"),
+        (["x", "--dtype", "int3"], "--dtype 'int3' is not known"),
+        (["x", "--device", "abacus"], "--device 'abacus' cannot be used"),
         (["x", "--file", "y"], "a prompt and --file were both given"),
         (["--file", "no-such-file"], "no-such-file cannot be read: No such file"),
         (["", "--raw"], "the prompt is empty"),
-        (["x", "--min-tokens", "13"], "min_tokens=13 is above max_tokens=12"),
-        (["x", "--stop", ""], "stop=[''] is not allowed"),
-        (["x", "--n", "0"], "n=0 is not allowed"),
-        (["x", "--logprobs", "-1"], "logprobs=-1 is not allowed"),
-        (["x", "--acceptance", "sure"], "acceptance='sure'"),
-        (["x", "--template", "alpaca"], "prompt_template='alpaca' is not known"),
+        (["x", "--min-tokens", "13"], "--min-tokens 13 is above --max-tokens 12"),
+        (["x", "--stop", ""], "--stop [''] is not allowed"),
+        (["x", "--n", "0"], "--n 0 is not allowed"),
+        (["x", "--logprobs", "-1"], "--logprobs -1 is not allowed"),
+        (["x", "--acceptance", "sure"], "--acceptance 'sure'"),
+        (["x", "--template", "alpaca"], "--template 'alpaca' is not known"),
         (
             ["x", "--system", "be kind", "--raw"],
             "--raw and --system contradict each other: a system message has its place",
@@ -176,7 +189,7 @@ def test_stats_go_to_standard_error(checkpoint: Path) -> None:
             "--drafter ngram:num_draft_tokens=8 and a draft length of 3 contradict each other; give one",
         ),
         (["x", "--system"], "--system needs a value"),
-        (["x", "--max-model-len", "1"], "max_model_len=1 leaves no room"),
+        (["x", "--max-model-len", "1"], "--max-model-len 1 leaves no room"),
         (["x\udcff"], "the prompt cannot be read: it is not UTF-8 text"),
     ],
 )
@@ -231,7 +244,7 @@ def test_a_template_that_is_no_text_is_refused(checkpoint: Path, tmp_path: Path)
 def test_errors_are_red(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     result = RUNNER.invoke(app, ["generate", "x", "--model", str(checkpoint), "--top-p", "2"], color=True)
-    assert "\x1b[31mtop_p=2.0" in result.stderr
+    assert "\x1b[31m--top-p 2.0" in result.stderr
 
 
 def test_an_unknown_option_is_a_usage_error() -> None:
@@ -243,7 +256,7 @@ def test_an_unknown_option_is_a_usage_error() -> None:
 def test_an_interrupt_ends_quietly_after_what_was_written(
     llm: LLM, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, steps = Target._pump, 0
+    real, steps = Target._take_turn, 0
 
     def interrupted(self: LLM) -> Any:
         nonlocal steps
@@ -252,7 +265,7 @@ def test_an_interrupt_ends_quietly_after_what_was_written(
             raise KeyboardInterrupt
         return real(self)
 
-    monkeypatch.setattr(Target, "_pump", interrupted)
+    monkeypatch.setattr(Target, "_take_turn", interrupted)
     result = RUNNER.invoke(app, ["generate", TEXT, "--model", str(checkpoint)])
     assert (result.exit_code, result.stderr) == (130, "")
     monkeypatch.undo()

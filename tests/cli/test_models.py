@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,26 @@ def test_the_list_names_every_model_and_marks_the_default() -> None:
         assert alias.licence in result.stdout
         assert alias.description in result.stdout
     assert f"{DEFAULT_MODEL} (default)" in result.stdout
+
+
+def test_the_list_fits_eighty_columns_but_for_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = RUNNER.invoke(app, ["models"]).stdout.splitlines()
+    assert max(len(line.rstrip()) for line in listed if "PACELINE_HOME" not in line) <= 80
+
+
+def test_a_fetch_checks_the_file_and_brings_a_damaged_one_anew(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    small = replace(ALIASES[DEFAULT_MODEL], size_bytes=4, sha256=hashlib.sha256(b"GGUF").hexdigest())
+    monkeypatch.setitem(ALIASES, DEFAULT_MODEL, small)
+    path = catalog.home_of(small) / small.filename
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"GGUX")
+    refused = RUNNER.invoke(app, ["generate", "hello"])
+    assert refused.exit_code == 2
+    assert f"{path} is damaged" in refused.stderr and f"type paceline models fetch {DEFAULT_MODEL}" in refused.stderr
+    monkeypatch.setattr(fetch, "deliver", lambda alias, target, progress: target.write_bytes(b"GGUF"))
+    assert RUNNER.invoke(app, ["models", "fetch"]).stdout == f"{path}\n"
+    assert path.read_bytes() == b"GGUF"
 
 
 def test_the_list_says_what_is_here_and_where(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:

@@ -100,12 +100,14 @@ def test_every_field_has_its_line(kind: type) -> None:
     assert [*options.lines(kind)] == options.fields_but(kind)
 
 
-SETTLED = {"max_num_seqs", "prefix_caching", "default_max_tokens", "max_draft_tokens", "prompt_logprobs"}
+UNTYPED = {"logits_processors"}  # functions
+SETTLED = {"max_num_seqs", "prefix_caching", "default_max_tokens", "max_draft_tokens", "prompt_logprobs"} | UNTYPED
 LEFT_OUT = {  # what a command settles itself, or has no use for
     "generate": SETTLED,
     "chat": SETTLED | {"n", "logprobs"},
     "compare": SETTLED | {"n", "logprobs", "skip_special_tokens", "acceptance"},
     "sweep": SETTLED | {"n", "logprobs", "skip_special_tokens", "acceptance"},
+    "batch": SETTLED - {"max_num_seqs"},
 }
 
 
@@ -134,4 +136,4 @@ def test_what_the_engine_refuses_is_refused_before_anything_is_fetched(monkeypat
     assert catalog.find(catalog.DEFAULT_MODEL) is not None
     result = RUNNER.invoke(app, ["generate", "hello", "--tp_size", "2"])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "tensor_parallel_size=2 is not supported yet; allowed: 1 (one device)\n"
+    assert result.stderr == "--tensor-parallel-size 2 is not supported yet; allowed: 1 (one device)\n"

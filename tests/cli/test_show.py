@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from typing import Any
 
 import pytest
@@ -41,23 +42,61 @@ def test_the_line_below_leaves_no_trace_in_the_text(parts: list[tuple[str, bool,
     """At the edge, at the bottom, over wide characters: once gone, the screen is as if it had never been there."""
     stream = Terminal()
     painter = Painter(stream)
+    bare = Terminal()
+    other = Painter(bare)
     for text, drafted, below in parts:
         painter.write([(text, DRAFTED if drafted else OWN)], below)
+        other.write([(text, DRAFTED if drafted else OWN)])
     painter.end()
+    other.end()
     with_line, without = Screen(12, 4), Screen(12, 4)
     with_line.feed(stream.getvalue())
-    without.feed("".join(text for text, _, _ in parts) + "\n")
+    without.feed(bare.getvalue())
     assert with_line.text == without.text
     assert with_line.column == without.column == 0
+
+
+WORDS = st.text(alphabet="abc.", min_size=1, max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(WORDS, min_size=1)), st.integers(1, 7))
+def test_lines_end_between_words_however_the_text_comes(lines: list[list[str]], step: int) -> None:
+    text = "\n".join(" ".join(words) for words in lines)
+    stream, screen = Terminal(), Screen(12, 400)
+    painter = Painter(stream, False)
+    for place in range(0, len(text), step):
+        painter.write([(text[place : place + step], OWN)])
+    painter.end()
+    screen.feed(stream.getvalue())
+    wrapped = [line for words in lines for line in textwrap.wrap(" ".join(words), 12)]
+    assert screen.text.splitlines() == wrapped
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"a {'b' * 30} c", [f"a {'b' * 10}", "b" * 12, "b" * 8 + " c"]),
+        ("a " + "漢" * 7, ["a 漢漢漢漢漢", "漢漢"]),
+    ],
+)
+def test_what_no_line_holds_and_what_may_be_cut_anywhere_runs_to_the_edge(text: str, shown: list[str]) -> None:
+    stream, screen = Terminal(), Screen(12, 8)
+    painter = Painter(stream, False)
+    for letter in text:
+        painter.write([(letter, OWN)])
+    painter.end()
+    screen.feed(stream.getvalue())
+    assert screen.text.splitlines() == shown
 
 
 def test_the_line_stands_below_the_text_while_it_comes() -> None:
     stream, screen = Terminal(), Screen(12, 4)
     painter = Painter(stream)
-    painter.write([("one two\nthr", OWN)], "3 tokens and more")
+    painter.write([("one two\nthr ee", OWN)], "3 tokens and more")
     screen.feed(stream.getvalue())
-    assert screen.lines[:3] == ["one two", "thr", "3 tokens an"]
-    assert (screen.row, screen.column) == (1, 3)
+    assert screen.lines[:3] == ["one two", "thr", "3 tokens an"]  # of the last word more may come
+    assert (screen.row, screen.column) == (1, 4)
 
 
 def test_a_stream_that_is_no_terminal_gets_the_text_and_nothing_else() -> None:
@@ -76,15 +115,17 @@ def test_styles_are_forced_or_forbidden_whatever_the_stream() -> None:
     forced, forbidden = io.StringIO(), Terminal()
     Painter(forced, True).write([("a\nb", DRAFTED), ("c", OWN)])
     assert forced.getvalue() == "\x1b[1;32ma\x1b[0m\n\x1b[1;32mb\x1b[0mc"
-    Painter(forbidden, False).write([("a\nb", DRAFTED), ("c", OWN)])
-    assert forbidden.getvalue() == "a\nbc"
+    Painter(forbidden, False).write([("a\nb", DRAFTED), ("c ", OWN)])
+    assert forbidden.getvalue() == "a\nbc "
 
 
 def test_without_colours_the_other_differences_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
-    Painter(stream).write([("a", DRAFTED), ("c", Provenance(None, "corrected", 0, 1))])
-    assert stream.getvalue() == "\x1b[1ma\x1b[0m\x1b[4mc\x1b[0m"
+    painter = Painter(stream)
+    painter.write([("a", DRAFTED), ("c", Provenance(None, "corrected", 0, 1))])
+    painter.end()
+    assert stream.getvalue() == "\x1b[1ma\x1b[0m\x1b[4mc\x1b[0m\n"
 
 
 def test_a_model_cannot_steer_the_terminal() -> None:
@@ -95,15 +136,15 @@ def test_a_model_cannot_steer_the_terminal() -> None:
 
 def test_nor_by_the_control_codes_of_the_upper_half() -> None:
     stream, codes = Terminal(), "".join(map(chr, range(0x80, 0xA0)))
-    Painter(stream, False).write([(f"a{codes}\xa0é", OWN)])
-    assert stream.getvalue() == "a" + "\ufffd" * 32 + "\xa0é"
+    Painter(stream, False).write([(f"a{codes}é ", OWN)])
+    assert stream.getvalue() == "a" + "\ufffd" * 32 + "é "
 
 
 def test_a_dumb_terminal_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     stream = Terminal()
-    Painter(stream).write([("a", DRAFTED)], "figures")
-    assert stream.getvalue() == "a"
+    Painter(stream).write([("a ", DRAFTED)], "figures")
+    assert stream.getvalue() == "a "
 
 
 def test_characters_the_stream_cannot_write_become_question_marks() -> None:

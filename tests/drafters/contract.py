@@ -5,49 +5,33 @@ Prompts, seeds and settings are fixed once for all drafters; equality is exact, 
 
 from __future__ import annotations
 
-import functools
-import random
 from collections.abc import Callable
 from typing import Any
 
-from paceline import DraftModel, FirstOf, NGram, SamplingParams, Suffix
+from paceline import (
+    DFlash,
+    DraftModel,
+    Eagle,
+    EarlyExit,
+    FirstOf,
+    Glide,
+    Hydra,
+    Lookahead,
+    Medusa,
+    MLPSpeculator,
+    NGram,
+    Pard,
+    Suffix,
+)
+from paceline.testing import SETTINGS as SETTINGS
+from paceline.testing import plain, prompts
 from tests.drafters.pair_reader import PairReader
-from tests.fakes import DrawnTree, Hopeless, Oracle, Recorded, Replay, tiny_llm, tiny_model
-
-MAX_TOKENS = 24
-SETTINGS = {
-    "greedy": SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
-    "seeded": SamplingParams(temperature=1.0, seed=11, max_tokens=MAX_TOKENS, ignore_eos=True),
-    "everything": SamplingParams(
-        temperature=0.8,
-        seed=12,
-        top_p=0.9,
-        top_k=30,
-        min_p=0.01,
-        presence_penalty=0.4,
-        frequency_penalty=0.2,
-        repetition_penalty=1.2,
-        logit_bias={5: 1.5, 9: -3.0},
-        bad_words=[[7], [3, 4]],
-        min_tokens=6,
-        stop_token_ids=[90],
-        max_tokens=MAX_TOKENS,
-        ignore_eos=True,
-    ),
-}
-
-
-def prompts(count: int) -> list[list[int]]:
-    """Repetitive prompts of different lengths, one of them longer than two pages."""
-    chooser = random.Random(count)
-    lengths = (7, 23, 12)[:count]
-    return [[chooser.randrange(3, 97) for _ in range(length)] * 2 for length in lengths]
-
-
-@functools.cache
-def plain(batch: int, setting: str) -> list[list[int]]:
-    outputs = tiny_llm().generate(prompts(batch), SETTINGS[setting])
-    return [output.outputs[0].token_ids for output in outputs]
+from tests.drafters.tiny_eagle import tiny_eagle
+from tests.drafters.tiny_hydra import knowing_hydra
+from tests.drafters.tiny_medusa import knowing_medusa
+from tests.drafters.tiny_mlp import knowing_mlp
+from tests.drafters.tiny_readers import shared
+from tests.fakes import DrawnTree, Hopeless, Oracle, Recorded, Replay, tiny_model
 
 
 def recorded(batch: int, setting: str) -> Recorded:
@@ -72,5 +56,25 @@ DRAFTERS: dict[str, Callable[[Recorded], Any]] = {
     "drawn_tree": lambda known: DrawnTree(known),
     "pruned_tree": lambda known: DrawnTree(known, keep=5),
     "pair_reader": lambda known: PairReader(),
+    "lookahead": lambda known: Lookahead(window=3, ngram=4, guesses=2),
+    "early_exit": lambda known: EarlyExit(3, layers=1),
+    "first_with_lookahead": lambda known: FirstOf(NGram(5, min_match=2), Lookahead(window=3, ngram=3)),
+    "medusa": lambda known: Medusa(knowing_medusa(known)),
+    "medusa_tree": lambda known: Medusa(knowing_medusa(known), tree="mc_sim_7b_63"),
+    "mlp_speculator": lambda known: MLPSpeculator(knowing_mlp(known)),
+    "mlp_speculator_tree": lambda known: MLPSpeculator(knowing_mlp(known), tree=True),
+    "hydra": lambda known: Hydra(knowing_hydra(known)),
+    "hydra_prefix_tree": lambda known: Hydra(knowing_hydra(known, "prefix-mlp"), tree="mc_sim_7b_63"),
+    "glide": lambda known: Glide(shared("glide"), 4),
+    "glide_layers": lambda known: Glide(shared("glide_2"), 3),
+    "glide_cape": lambda known: Glide(shared("glide"), 2, cape=True),
+    "pard": lambda known: Pard(shared("pard"), 4),
+    "dflash": lambda known: DFlash(shared("dflash")),
+    "dflash_own": lambda known: DFlash(shared("dflash_own"), 3),
+    "eagle": lambda known: Eagle(tiny_eagle("first"), 4),
+    "eagle_static": lambda known: Eagle(tiny_eagle("first"), 25, tree="static"),
+    "eagle_dynamic": lambda known: Eagle(tiny_eagle("third"), 7, tree="dynamic", top_k=3, depth=2),
+    "eagle3": lambda known: Eagle(tiny_eagle("third"), 4),
+    "peagle": lambda known: Eagle(tiny_eagle("parallel"), 4),
     "first_on_device": lambda known: FirstOf(NGram(5, min_match=1, max_match=3), DraftModel(tiny_model(), 3)),
 }

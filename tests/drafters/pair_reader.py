@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from paceline.cache.kv import KVCache
-from paceline.drafters.base import FINAL, Context, Needs, Observation, Taps, Target
-from paceline.drafters.cached import CachedDrafter
+from paceline.cache.slots import Slots
+from paceline.drafters.base import FINAL, Context, Needs, Taps, Target
+from paceline.drafters.cached import StateReader
 from paceline.drafters.tree import Proposal
 from paceline.kernels.ops import Forward, Head, Heads, Hidden, Inputs, LayerSpec
 from paceline.models.batch import Batch
@@ -49,11 +50,10 @@ class Network:
         return self.ops.run(self, Inputs(batch.ids, batch.layout, named), caches, (), head)
 
 
-class PairReader(CachedDrafter):
+class PairReader(StateReader):
     name = "pair_reader"
     taps = Taps(hidden=(FINAL,), kv=(TARGET_LAYER,))
     max_nodes = 3
-    rereads = False
 
     def __init__(self) -> None:
         self.seen: list[tuple[list[int], list[int], int]] = []  # committed, drafts, first place it may see
@@ -70,17 +70,12 @@ class PairReader(CachedDrafter):
         self.open_cache(target, cache, [self._spec], target.max_model_len)
         self._newest = torch.zeros(target.max_num_seqs + 1, HIDDEN, device=target.device)  # its own last states
 
-    def observe(self, seen: Observation) -> None:
-        super().observe(seen)
-        table = seen.table
-        for batch, states in self.pair_batches(seen):
-            below = torch.minimum(batch.layout.positions, table.lengths[batch.layout.slots] - 1)
-            hidden = self.network.run(batch, {"states": states, "below": below}, self._caches).final
-            slots, positions = batch.layout.slots, batch.layout.positions
-            newest = positions == table.lengths[slots] - 1
-            self._newest[torch.where(newest, slots, table.null)] = hidden
-        for slot in seen.host.slots:
-            self.mark(table, slot)
+    def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
+        slots, positions = batch.layout.slots, batch.layout.positions
+        below = torch.minimum(positions, table.lengths[slots] - 1)
+        hidden = self.network.run(batch, {"states": states, "below": below}, self._caches).final
+        newest = positions == table.lengths[slots] - 1
+        self._newest[torch.where(newest, slots, table.null)] = hidden
 
     def propose(self, context: Context) -> Proposal:
         steps, most = min(context.max_nodes, self.max_nodes), self.most_nodes(context)

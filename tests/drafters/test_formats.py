@@ -18,18 +18,27 @@ from tests.fakes import tiny_model
 # config, tensors, what it is; as their publishers write them
 PUBLISHED: list[tuple[dict[str, Any], list[str], str | None]] = [
     ({"speculators_config": {}}, [], "a drafter in the speculators format"),
+    ({"speculators_config": {}, "speculators_model_type": "eagle3"}, [], "an EAGLE drafter"),
+    ({"speculators_config": {}, "speculators_model_type": "dspark"}, [], "a drafter in the speculators format"),
     ({"model_type": "mlp_speculator"}, ["speculator.emb.0.weight"], "an MLP speculator"),
     ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, [], "an MLP speculator"),
     ({"medusa_num_heads": 4}, [], "Medusa heads"),
     ({}, ["0.0.linear.weight", "0.1.weight"], "Medusa heads"),
+    ({"model_type": "medusa"}, [], "Medusa heads"),
+    ({"model_type": "llama"}, ["lm_head.weight", "medusa_head.0.0.linear.weight"], "Medusa heads"),
+    ({"model_type": "llama"}, ["model.medusa_heads.0.1.weight"], "Medusa heads"),
+    ({}, ["blocks.0.layers.0.weight", "lm_heads.0.weight"], "Medusa heads"),
     ({"hydra_num_heads": 4}, [], "Hydra heads"),
-    ({"model_type": "llama"}, ["midlayer.self_attn.q_proj.weight", "d2t"], "an EAGLE-3 drafter"),
-    ({"architectures": ["LlamaForCausalLMEagle3"]}, [], "an EAGLE-3 drafter"),
+    ({}, ["hydra_mlp.0.0.linear.weight"], "Hydra heads"),
+    ({"model_type": "llama"}, ["midlayer.self_attn.q_proj.weight", "d2t"], "an EAGLE drafter"),
+    ({"architectures": ["LlamaForCausalLMEagle3"]}, [], "an EAGLE drafter"),
     ({"model_type": "llama", "large_hidden_size": 4096}, [], "a GLIDE drafter"),
     ({"model_type": "llama"}, ["model.layers.0.cross_attn.q_proj.weight"], "a GLIDE drafter"),
     ({"model_type": "llama"}, ["layers.0.self_attn.q_proj.weight", "fc.weight"], "an EAGLE drafter"),
     ({"model_type": "deepseek_v3"}, ["model.layers.61.eh_proj.weight"], "an MTP module"),
     ({"model_type": "llama", "pard_token": 7}, [], "a PARD drafter"),
+    ({"model_type": "qwen3", "architectures": ["DFlashDraftModel"]}, ["fc.weight"], "a DFlash drafter"),
+    ({"model_type": "qwen3", "dflash_config": {}}, ["fc.weight", "d2t"], "a DFlash drafter"),
     ({"model_type": "llama"}, ["model.layers.0.self_attn.q_proj.weight", "lm_head.weight", "model.norm.weight"], None),
     ({"model_type": "gpt2"}, ["transformer.h.0.attn.c_attn.weight", "transformer.h.0.mlp.c_fc.weight"], None),
     ({"model_type": "opt"}, ["model.decoder.layers.0.fc1.weight", "model.decoder.layers.0.fc2.weight"], None),
@@ -54,13 +63,11 @@ def folder_with(folder: Path, config: dict[str, Any], tensors: dict[str, torch.T
 
 
 @pytest.mark.parametrize("marks", ["config", "tensors"])
-def test_a_glide_folder_is_refused_and_not_taken_for_a_llama(tmp_path: Path, marks: str) -> None:
+def test_a_glide_folder_is_not_taken_for_a_llama(tmp_path: Path, marks: str) -> None:
     config = {"large_hidden_size": 64} if marks == "config" else {}
     tensors = {} if config else {"model.layers.0.cross_attn.q_proj.weight": torch.zeros(4, 4)}
     glide = folder_with(tmp_path / "my-draft", config, tensors)
-    with pytest.raises(
-        OptionError, match="holds a GLIDE drafter, which is known but cannot be loaded yet; drafters that load"
-    ):
+    with pytest.raises(OptionError, match="holds a GLIDE drafter, not a draft model; write glide:model="):
         LLM(tiny_model(), DraftModel(str(glide)), kernels="reference", max_model_len=32)
 
 

@@ -8,34 +8,17 @@ pack, forward, process, verify, commit and observe, as a captured round would ru
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from paceline import LLM
 from paceline.drafters.base import Context, Drafter, Observation, QuietDrafter
 from paceline.drafters.tree import Proposal
-from paceline.prompts import Prompt
 from paceline.sampling.rules import RULES
-from tests.drafters.contract import DRAFTERS, SETTINGS
-from tests.fakes import Known, tiny_model
+from paceline.testing import SETTINGS, check_reads_nothing, launch, on_nothing
+from tests.drafters.contract import DRAFTERS
+from tests.fakes import Known
 
 ROUNDS = 7
-
-
-def on_nothing(drafter: Any, acceptance: str = "exact") -> LLM:
-    """An LLM on the device without data, which never waits for a round."""
-    llm = LLM(tiny_model(), device="meta", kernels="torch", max_model_len=64, acceptance=acceptance, max_num_seqs=4)
-    llm.engine.depth = 10 * ROUNDS
-    llm.set_drafter(drafter)
-    return llm
-
-
-def launch(llm: LLM, setting: str, rounds: int = ROUNDS) -> None:
-    for length in (5, 19):
-        llm.add(Prompt(None, list(range(3, 3 + length))), SETTINGS[setting])
-    for _ in range(rounds):
-        assert llm.step() == [], "nothing can have been read"
 
 
 def made(name: str) -> Drafter | None:
@@ -59,10 +42,15 @@ def test_the_guard_looks_at_every_drafter_that_says_it_is_on_the_device(
 @pytest.mark.parametrize("name", ["none", *REAL])
 def test_a_round_reads_nothing(name: str, setting: str) -> None:
     llm = on_nothing(None if name == "none" else DRAFTERS[name]({}))
-    launch(llm, setting)
+    launch(llm, setting, ROUNDS)
     assert len(llm.engine._in_flight) == ROUNDS
     rows = [len(round.batch.ids) for round in llm.engine._in_flight]
     assert rows[0] == 24 and (rows[-1] > 2) == (name != "none"), "the last rounds carry drafts"
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_no_drafter_on_the_device_loops_over_sequences(name: str) -> None:
+    check_reads_nothing(lambda: DRAFTERS[name]({}))
 
 
 @pytest.mark.parametrize("acceptance", RULES)
@@ -90,6 +78,8 @@ class Peeking(QuietDrafter):
     def propose(self, context: Context) -> Proposal:
         if self.where == "propose":
             int(context.lengths[0])
+        if self.where == "loop":
+            sum(slot for slot in context.slot_list)
         return Proposal.empty(len(context.slot_list), context.table.device)
 
 
@@ -98,3 +88,8 @@ def test_a_drafter_that_reads_is_caught(where: str) -> None:
     llm = on_nothing(Peeking(where))
     with pytest.raises((RuntimeError, NotImplementedError)):
         launch(llm, "greedy")
+
+
+def test_a_drafter_that_loops_is_caught() -> None:
+    with pytest.raises(AssertionError, match="looped over sequences"):
+        check_reads_nothing(lambda: Peeking("loop"))

@@ -274,7 +274,7 @@ def test_no_value_is_read_back_from_the_device(rule):
 
 
 def test_lengths_not_given_follow_each_rule():
-    assert NGram().match_lengths == (5, 5)
+    assert NGram().match_lengths == (2, 4)
     assert NGram(min_match=2).match_lengths == (2, 2)
     assert NGram(max_match=4).match_lengths == (4, 4)
     assert NGram(min_match=2, max_match=4).match_lengths == (2, 4)
@@ -286,14 +286,17 @@ def test_lengths_not_given_follow_each_rule():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"rule": "paddle"}, "rule is 'paddle'; allowed are 'vllm', 'transformers', 'reference'"),
-        ({"num_draft_tokens": 0}, "num_draft_tokens is 0; it must be a whole number of at least 1"),
-        ({"num_draft_tokens": None}, "num_draft_tokens is None"),
-        ({"min_match": 0}, "min_match is 0"),
-        ({"max_match": 2.0}, "max_match is 2.0"),
-        ({"max_match": True}, "max_match is True"),
-        ({"min_match": 4, "max_match": 3}, "min_match is 4 and max_match is 3"),
-        ({"min_match": 2, "rule": "transformers"}, "min_match is 2; rule 'transformers' always looks down to 1"),
+        ({"rule": "paddle"}, "rule='paddle' is not known; allowed: vllm, transformers, reference"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens=0 is not allowed; allowed: a whole number, 1 or more"),
+        ({"num_draft_tokens": None}, "num_draft_tokens=None is not allowed"),
+        ({"min_match": 0}, "min_match=0 is not allowed"),
+        ({"max_match": 2.0}, "max_match=2.0 is not allowed"),
+        ({"max_match": True}, "max_match=True is not allowed"),
+        ({"min_match": 4, "max_match": 3}, "min_match=4 is above max_match=3"),
+        (
+            {"min_match": 2, "rule": "transformers"},
+            "min_match=2 is not allowed: rule 'transformers'",
+        ),
     ],
 )
 def test_options_that_cannot_be_used_say_so(options, sentence):

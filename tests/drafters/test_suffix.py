@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.cache.slots import Slots
-from paceline.drafters.base import Drafter, HostRows, Observation
+from paceline.drafters.base import Drafter, Observation
 from paceline.drafters.suffix import Suffix, SuffixDrafter
 from paceline.drafters.suffix_tree import Limits
 from paceline.errors import OptionError
@@ -42,8 +42,7 @@ def new_table() -> Slots:
 
 def observe(drafter: SuffixDrafter, table: Slots, slots: list[int]) -> None:
     """It looks at who was seen, and at the tables, and at nothing of the batch: there is none."""
-    host = HostRows(slots, [0] * len(slots), [False] * len(slots))
-    drafter.observe(Observation(table, None, None, host))  # type: ignore[arg-type]
+    drafter.observe(Observation(table, None, None, slots))  # type: ignore[arg-type]
 
 
 def drafts(drafter: SuffixDrafter, table: Slots, slots: list[int], budgets: list[int]):
@@ -203,13 +202,13 @@ def test_random_rounds_agree_with_the_plain_statement(branching):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"num_draft_tokens": 0}, "num_draft_tokens is 0; it must be a whole number of at least 1"),
-        ({"max_tree_depth": 1}, "max_tree_depth is 1; it must be a whole number of at least 2"),
-        ({"max_cached_requests": -1}, "max_cached_requests is -1; it must be a whole number of at least 0"),
-        ({"max_cached_bytes": 1.5}, "max_cached_bytes is 1.5; it must be a whole number of at least 0"),
-        ({"max_spec_factor": 0.0}, "max_spec_factor is 0.0; it must be a finite number above 0"),
-        ({"max_spec_factor": float("nan")}, "max_spec_factor is nan"),
-        ({"min_token_prob": 1.5}, "min_token_prob is 1.5; it must lie between 0 and 1"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens=0 is not allowed; allowed: a whole number, 1 or more"),
+        ({"max_tree_depth": 1}, "max_tree_depth=1 is not allowed; allowed: a whole number, 2 or more"),
+        ({"max_cached_requests": -1}, "max_cached_requests=-1 is not allowed; allowed: a whole number, 0 or more"),
+        ({"max_cached_bytes": 1.5}, "max_cached_bytes=1.5 is not allowed; allowed: a whole number, 0 or more"),
+        ({"max_spec_factor": 0.0}, "max_spec_factor=0.0 is not allowed; allowed: a number above 0"),
+        ({"max_spec_factor": float("nan")}, "max_spec_factor=nan is not allowed"),
+        ({"min_token_prob": 1.5}, "min_token_prob=1.5 is not allowed; allowed: a number from 0 to 1"),
     ],
 )
 def test_options_that_cannot_be_used_say_so(options, sentence):

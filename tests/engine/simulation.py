@@ -66,10 +66,25 @@ class Simulation:
         self.all: list[Sequence] = []
         self.device: dict[str, list[int]] = {}  # what is committed there, by name; the host hears of it later
         self.in_flight: deque[Flying] = deque()
+        self.fitting: dict[str, int] = {}  # nodes each may have with the pages that are there when it is asked
         self.order: list[str] = []  # first admissions
         self.preempted = self.must_read = self.void = self.most_ahead = 0
         self._preempt = self.scheduler._preempt
         self.scheduler._preempt = self.preempt  # type: ignore[method-assign]
+
+    def watch(self, sequence: Sequence) -> None:
+        """Note what drafts the pages allow when the sequence is asked how long they may be."""
+        asked = sequence.most_nodes
+
+        def most_nodes(budget: int) -> int:
+            nodes = asked(budget)
+            assert nodes == min(self.plan.max_nodes, max(0, sequence.room - 1))
+            reach, held = sequence.most_length, len(sequence.pages)
+            fits = -(-min(reach + nodes, sequence.max_length) // SIZE) - held <= self.pool.num_available
+            self.fitting[sequence.request_id] = nodes if fits else max(0, min(nodes, held * SIZE - reach))
+            return nodes
+
+        sequence.most_nodes = most_nodes  # type: ignore[method-assign]
 
     def entered(self, sequence: Sequence) -> None:
         self.device[sequence.request_id] = list(sequence.tokens)
@@ -86,6 +101,7 @@ class Simulation:
             sequence = make_sequence(str(len(self.all)), prompt, most, leader)
             leader = leader or sequence
             self.all.append(sequence)
+            self.watch(sequence)
             self.scheduler.add(sequence)
 
     def abort(self) -> None:
@@ -106,27 +122,18 @@ class Simulation:
         assert self.pool.num_available == self.plan.num_pages and self.slots.num_free == self.plan.num_slots
 
     def launch(self) -> bool:
-        fitting: dict[str, int] = {}  # nodes each may have with the pages that are there when it is asked
-
-        def limit(sequence: Sequence) -> int:
-            nodes = min(self.plan.max_nodes, max(0, sequence.room - 1))
-            reach = sequence.most_length
-            missing = -(-min(reach + nodes, sequence.max_length) // SIZE) - len(sequence.pages)
-            fits = missing <= self.pool.num_available
-            fitting[sequence.request_id] = nodes if fits else max(0, min(nodes, len(sequence.pages) * SIZE - reach))
-            return nodes
-
+        self.fitting.clear()
         try:
-            planned = self.scheduler.schedule(limit)
+            planned = self.scheduler.schedule(self.plan.max_nodes)
         except MustRead:
             assert self.pool.num_available == 0 and self.in_flight, "there was nothing to read, or no need to"
             self.must_read += 1
             self.check()
             self.read_all()
-            fitting.clear()
-            planned = self.scheduler.schedule(limit)
+            self.fitting.clear()
+            planned = self.scheduler.schedule(self.plan.max_nodes)
         flying = {id(sequence): len(sequence.ahead) for sequence in self.all}
-        self.check_planned(planned, fitting)
+        self.check_planned(planned, self.fitting)
         if planned:
             launch = Launch.of(planned)
             decided = [self.decide(*item) for item in zip(launch.sequences, launch.work)]

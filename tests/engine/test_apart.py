@@ -11,7 +11,6 @@ import torch
 from paceline import SamplingParams
 from paceline.drafters.base import Context
 from paceline.drafters.tree import Proposal
-from paceline.engine.budget import Load
 from paceline.engine.round import Plan, Times
 from paceline.models.batch import Work
 from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
@@ -52,11 +51,14 @@ def test_a_round_given_its_slots_on_the_device_says_what_plain_decoding_says(nam
     sequences = list(engine.scheduler.running)
     assert all(engine.scheduler._reach(sequence, sequence.max_length) for sequence in sequences)
     engine.table.flush()
-    nodes = engine.budget.choose(Load(3, 0), engine.stats)
+    nodes = engine.budget.choose(3, engine.stats)
     work = [Work(sequence.slot, None, 1, nodes, sequence.max_length) for sequence in sequences]
     slots = torch.tensor([item.slot for item in work])
     for _ in range(8):
-        engine.runner.run(Plan(sequences, list(work), 3 if nodes else 0, 3), Times(0.0), slots)
+        plan = Plan(sequences, list(work), 3 if nodes else 0, 3)
+        if engine.runner.listener is not None:
+            engine.runner.note(engine.runner.listener, plan)
+        engine.runner.run(plan, Times(0.0), slots)
     lengths = engine.table.lengths[slots].tolist()
     for sequence, length, row in zip(sequences, lengths, engine.table.tokens.tensor[slots].tolist()):
         prompt = sequence.tokens[: sequence.prompt_length]

@@ -44,7 +44,7 @@ def make_state(wishes: list[dict[str, Any]], apart: bool = False, limit: int = 4
 
 
 def context_of(state: SamplerState, acceptance: str = "exact", budgets: list[int] | None = None) -> DraftContext:
-    return DraftContext(list(SLOTS), budgets or [99] * len(SLOTS), state.table, state, RULES[acceptance])
+    return DraftContext(list(SLOTS), budgets or [99] * len(SLOTS), state, RULES[acceptance])
 
 
 def random_logits(chooser: random.Random, *shape: int) -> Tensor:
@@ -124,6 +124,24 @@ def test_several_parents_at_once_get_what_each_gets_alone(seed: int, likeliest: 
     assert torch.equal(first.sizes, second.sizes) and same(first.probs, second.probs)
     assert (first.probs is not None) == RULES[acceptance].needs_probs
     assert torch.equal(together.scores(), alone.scores())
+
+
+@pytest.mark.parametrize("acceptance", RULES)
+@pytest.mark.parametrize("greedy", [False, True], ids=["mixed", "greedy"])
+def test_a_drafter_that_knows_some_tokens_draws_as_if_the_others_had_no_chance(greedy: bool, acceptance: str) -> None:
+    """Greedy: whether or not the logits of all tokens are ever written down."""
+    ids = torch.tensor([1, 4, 5, 8, 11, 12])
+    state = make_state([{"temperature": 0.0}] * len(TEXTS) if greedy else WISHES)
+    few, all_of_them = context_of(state, acceptance), context_of(state, acceptance)
+    parents = torch.full((len(SLOTS), 1), ROOT)
+    for step, count in enumerate((2, 1, 3)):
+        narrow = random_logits(random.Random(step), len(SLOTS), 1, len(ids))
+        wide = torch.full((len(SLOTS), 1, V), float("-inf")).index_copy(2, ids, narrow)
+        drawn, wanted = few.draw(narrow, parents, count, ids=ids), all_of_them.draw(wide, parents, count)
+        assert torch.equal(drawn.tokens, wanted.tokens) and torch.equal(drawn.nodes, wanted.nodes)
+        assert set(drawn.tokens.flatten().tolist()) <= set(ids.tolist())
+        parents = drawn.nodes[:, :, 0]
+    assert torch.equal(few.scores(), all_of_them.scores())
 
 
 @pytest.mark.parametrize("acceptance", ["exact", "typical"])

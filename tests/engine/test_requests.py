@@ -1,73 +1,36 @@
-"""What a request may ask for, end to end on tiny models: lengths, stops, samples, logprobs, streams, batches."""
+"""What a request may ask for, end to end on tiny models: lengths, stops, samples, figures, batches."""
 
 from __future__ import annotations
 
 import copy
-import functools
-import itertools
 from typing import Any
 
 import pytest
 import torch
 
 from paceline import LLM, NGram, SamplingParams, Suffix
-from paceline.drafters.base import Context
-from paceline.outputs import CompletionOutput, Gathered
+from paceline.errors import OptionError
+from paceline.outputs import CompletionOutput
 from paceline.prompts import Prompt
-from tests.fakes import VOCAB, Oracle, check_books, set_apart, tiny_llm, tiny_model
-from tests.tokens import NUM_IDS, tokenizer
-
-BEHIND = pytest.mark.parametrize("behind", [None, 1, 2])
-PROMPT = [5, 9, 22, 41, 7, 3, 80, 61]
-LONG = [(7 * i + 3) % VOCAB for i in range(40)]
+from tests.engine.asking import (
+    BEHIND,
+    LONG,
+    PROMPT,
+    Watched,
+    assert_empty,
+    never_idle,
+    plain,
+    run,
+    shared,
+    speaking,
+)
+from tests.fakes import VOCAB, tiny_llm, tiny_model
+from tests.tokens import tokenizer
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return tiny_llm()
-
-
-@functools.cache
-def shared() -> LLM:
-    return tiny_llm()
-
-
-def run(llm: LLM, prompt: list[int], **params: Any) -> CompletionOutput:
-    (output,) = llm.generate([prompt], SamplingParams(**{"ignore_eos": True, **params}))[0].outputs
-    return output
-
-
-@functools.cache
-def recorded(prompt: tuple[int, ...], max_tokens: int = 24, **params: Any) -> list[int]:
-    """The whole plain sequence."""
-    return [*prompt, *run(shared(), list(prompt), max_tokens=max_tokens, **params).token_ids]
-
-
-def plain(prompt: list[int], count: int) -> list[int]:
-    return recorded(tuple(prompt), temperature=0.0)[len(prompt) :][:count]
-
-
-class Watched(Oracle):
-    """Notes the length and the budget of every sequence it drafts for."""
-
-    def __init__(self, prompts: list[list[int]], num_draft_tokens: int, **params: Any) -> None:
-        super().__init__(
-            {tuple(p): recorded(tuple(p), **(params or {"temperature": 0.0})) for p in prompts}, num_draft_tokens
-        )
-        self.seen: list[tuple[int, int]] = []
-
-    def propose(self, context: Context) -> Any:
-        self.seen += zip(context.lengths.tolist(), context.budgets.tolist())
-        return super().propose(context)
-
-
-def assert_empty(llm: LLM) -> None:
-    """Nothing is left behind: no sequence, no page, no slot."""
-    scheduler = llm.engine.scheduler
-    scheduler.pool.check()
-    assert not llm.engine.has_work and not llm._live
-    assert scheduler.pool.num_available == scheduler.pool.num_pages
-    assert scheduler.slots.num_free == scheduler.slots.num_slots
 
 
 # Where a text ends.
@@ -141,12 +104,6 @@ def greedy_without(banned: int, count: int) -> list[int]:
         logits[banned] = float("-inf")
         ids.append(int(logits.argmax()))
     return ids[len(PROMPT) :]
-
-
-@functools.cache
-def speaking(behind: int | None = None) -> LLM:
-    llm = LLM(tiny_model(vocab=NUM_IDS), tokenizer=tokenizer(), kernels="reference", max_model_len=64)
-    return llm if behind is None else set_apart(llm, behind)
 
 
 @BEHIND
@@ -252,6 +209,14 @@ def test_an_engines_seed_seeds_the_run_and_each_request_in_it_differently() -> N
         assert run(tiny_llm(), PROMPT, temperature=1.5, max_tokens=8, seed=output.seed).token_ids == output.token_ids
 
 
+@pytest.mark.parametrize("refused", [{"prompts": [PROMPT, []]}, {"prompts": [PROMPT], "bad_words": ["word"]}])
+def test_a_refused_call_leaves_the_seeds_of_later_requests_as_they_were(refused: dict[str, Any]) -> None:
+    llm = tiny_llm(seed=5)
+    with pytest.raises(OptionError):
+        llm.generate(**refused)
+    assert run(llm, PROMPT, max_tokens=1).seed == run(tiny_llm(seed=5), PROMPT, max_tokens=1).seed
+
+
 @pytest.mark.parametrize("min_tokens", [0, 4])
 def test_an_end_id_the_model_cannot_say_holds_nothing_back(min_tokens: int) -> None:
     llm = LLM(ending_model(VOCAB + 5), kernels="reference", max_model_len=64)
@@ -282,52 +247,6 @@ def test_every_seed_of_64_bits_works(llm: LLM, seed: int) -> None:
     assert run(llm, PROMPT, max_tokens=2, seed=seed).seed == seed
 
 
-# Logprobs, against transformers.
-
-
-def raw_logprobs(ids: list[int]) -> torch.Tensor:
-    with torch.no_grad():
-        return torch.log_softmax(tiny_model()(torch.tensor([ids])).logits[0].double(), dim=1)
-
-
-def assert_logprobs(entries: list[Any], ids: list[int], start: int, count: int) -> None:
-    truth = raw_logprobs(ids)
-    for place, entry in enumerate(entries, start=start):
-        row, token = truth[place - 1], ids[place]
-        assert count <= len(entry) <= count + 1 and token in entry
-        best = row.topk(count).indices.tolist()
-        assert set(entry) == {*best, token}
-        for other, told in entry.items():
-            assert abs(told.logprob - float(row[other])) <= 1e-4
-            assert told.rank == 1 + int((row > row[other]).sum())
-
-
-@BEHIND
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_logprobs_are_those_of_the_raw_model_whatever_the_sampling(behind: int | None, count: int) -> None:
-    drafter = Watched([PROMPT], 3, temperature=1.4, seed=3, top_k=20)
-    output = run(tiny_llm(drafter, behind), PROMPT, temperature=1.4, seed=3, top_k=20, max_tokens=9, logprobs=count)
-    assert output.token_ids == drafter.recorded[tuple(PROMPT)][len(PROMPT) :][:9] and sum(output.stats.accepted) > 4
-    assert output.logprobs is not None and len(output.logprobs) == 9
-    assert_logprobs(output.logprobs, [*PROMPT, *output.token_ids], len(PROMPT), count)
-    assert output.cumulative_logprob == pytest.approx(
-        sum(entry[token].logprob for entry, token in zip(output.logprobs, output.token_ids))
-    )
-
-
-@BEHIND
-def test_prompt_logprobs_are_right_in_chunks_and_pass_by_the_prefix_cache(behind: int | None) -> None:
-    llm = tiny_llm(behind=behind, max_batched_tokens=16)
-    run(llm, LONG, max_tokens=1)
-    assert run(llm, LONG, max_tokens=1).stats.prefix_hit == 32
-    result = llm.generate([LONG], SamplingParams(max_tokens=2, prompt_logprobs=3))[0]
-    assert result.outputs[0].stats.prefix_hit == 0
-    assert result.prompt_logprobs is not None and len(result.prompt_logprobs) == len(LONG)
-    assert result.prompt_logprobs[0] is None
-    assert_logprobs(result.prompt_logprobs[1:], LONG, 1, 3)
-    assert llm.generate([LONG], SamplingParams(max_tokens=1))[0].prompt_logprobs is None
-
-
 # What is told about a text.
 
 
@@ -351,132 +270,6 @@ def test_figures_and_provenance_agree_with_the_text(drafter: str | None) -> None
             "oracle"
         }
         assert [items[-1].kind for items in rounds] == ["plain", "bonus", "bonus", "bonus"][: len(rounds)]
-
-
-# Streams and aborts.
-
-
-@BEHIND
-@pytest.mark.parametrize("n", [1, 2])
-def test_a_stream_says_what_generate_says(behind: int | None, n: int) -> None:
-    params = SamplingParams(temperature=0.9, seed=8, max_tokens=10, n=n, ignore_eos=True)
-    whole = speaking().generate([PROMPT], params)[0].outputs
-    chunks = list(speaking(behind).stream(PROMPT, params))
-    for output in whole:
-        own = [chunk for chunk in chunks if chunk.index == output.index]
-        assert "".join(chunk.text for chunk in own) == output.text
-        assert [token for chunk in own for token in chunk.token_ids] == output.token_ids
-        assert [told for chunk in own for told in chunk.provenance] == output.provenance
-        assert [chunk.output is not None for chunk in own] == [False] * (len(own) - 1) + [True]
-    assert_empty(speaking(behind))
-
-
-@pytest.mark.parametrize("behind", [None, 0, 1, 2])
-@pytest.mark.parametrize("drafter", [None, NGram(3, max_match=1)])
-def test_leaving_a_stream_in_the_middle_frees_everything(drafter: Any, behind: int | None) -> None:
-    llm = tiny_llm(drafter, behind=behind)
-    stream = llm.stream(LONG, SamplingParams(max_tokens=50, n=2, ignore_eos=True))
-    for _ in range(5):
-        next(stream)
-    assert llm.engine.scheduler.pool.num_available < llm.engine.scheduler.pool.num_pages
-    stream.close()
-    ends = []
-    while llm.engine.has_work:  # a round in flight still has its pages
-        check_books(llm)
-        ends += [(u.request_id, u.index, u.tokens, u.text, u.finish_reason, u.stats is None) for u in llm.step()]
-    assert ends == [], "nobody is there to hear of it"
-    assert_empty(llm)
-    assert run(llm, PROMPT, temperature=0.0, max_tokens=4).token_ids == plain(PROMPT, 4)
-
-
-@BEHIND
-def test_an_abort_is_told_at_the_next_step_even_if_nothing_else_is_left(behind: int | None) -> None:
-    llm = tiny_llm(behind=behind)
-    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=0)
-    waiting = llm.add(Prompt(None, PROMPT), params)
-    llm.abort(waiting)
-    assert llm.engine.has_work, "somebody has to be told"
-    (update,) = llm.step()
-    assert (update.request_id, update.finish_reason, update.tokens, update.logprobs) == (waiting, "abort", [], [])
-    assert_empty(llm)
-    running = llm.add(Prompt(None, PROMPT), params)
-    said: list[int] = []
-    while len(said) < 3:
-        said += [token for update in llm.step() for token in update.tokens]
-    llm.abort(running)
-    llm.abort(running)
-    updates = []
-    while llm.engine.has_work:
-        updates += llm.step()
-        check_books(llm)
-    assert [(update.finish_reason, update.tokens) for update in updates] == [("abort", [])], "rounds behind it are void"
-    assert updates[0].stats is not None and updates[0].stats.tokens == len(said) and said == plain(PROMPT, len(said))
-    assert_empty(llm)
-
-
-@BEHIND
-def test_an_update_is_a_value_and_updates_add_up_to_the_sample(behind: int | None) -> None:
-    params = SamplingParams(temperature=0.9, seed=8, max_tokens=10, n=2, logprobs=1, ignore_eos=True)
-    whole = run_all(speaking(), params)
-    llm = speaking(behind)
-    request = llm.add(Prompt(None, PROMPT), params)
-    gathered = {index: Gathered() for index in (0, 1)}
-    updates, copies, found = [], [], {}
-    while llm.engine.has_work:
-        for update in llm.step():
-            assert update.request_id == request
-            updates.append(update)
-            copies.append(copy.deepcopy(update))
-            output = gathered[update.index].add(update)
-            assert (output is not None) == update.finished == (update.stats is not None)
-            if output is not None:
-                found[output.index] = output
-    assert updates == copies, "an update changed after it was handed out"
-    for output in whole:
-        assert told(found[output.index]) == told(output)
-
-
-def told(output: CompletionOutput) -> Any:
-    """All of a sample but the time it took."""
-    stats = output.stats
-    figures = (stats.tokens, stats.rounds, stats.proposed, stats.accepted, stats.preemptions)
-    return (*(getattr(output, name) for name in TOLD), figures)
-
-
-TOLD = ("text", "token_ids", "finish_reason", "stop_reason", "logprobs", "seed", "provenance", "error")
-
-
-def run_all(llm: LLM, params: SamplingParams) -> list[CompletionOutput]:
-    return llm.generate([PROMPT], params)[0].outputs
-
-
-def test_an_unknown_request_may_be_aborted(llm: LLM) -> None:
-    llm.abort("never was")
-    assert_empty(llm)
-
-
-def never_idle(llm: LLM, patch: pytest.MonkeyPatch) -> LLM:
-    """Fail instead of waiting for ever for an update that will not come."""
-    step = llm.engine.step
-
-    def checked() -> Any:
-        assert llm.engine.has_work, "somebody waits for an update that was lost"
-        return step()
-
-    patch.setattr(llm.engine, "step", checked)
-    return llm
-
-
-@BEHIND
-def test_two_streams_side_by_side_both_get_their_text(behind: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = never_idle(tiny_llm(behind=behind), monkeypatch)
-    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    streams = [llm.stream(PROMPT, params), llm.stream(LONG, params)]
-    got: list[list[int]] = [[], []]
-    while any(len(tokens) < 6 for tokens in got):
-        for tokens, stream in zip(got, streams):
-            tokens += [token for chunk in itertools.islice(stream, 1) for token in chunk.token_ids]
-    assert got == [plain(PROMPT, 6), plain(LONG, 6)]
 
 
 # Company in the batch.

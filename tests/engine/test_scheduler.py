@@ -56,7 +56,7 @@ def make_scheduler(num_pages: int, num_slots: int = 4, prefix_caching: bool = Tr
 
 
 def launch(scheduler: Scheduler, max_nodes: int = 0) -> list[Planned]:
-    planned = scheduler.schedule(lambda sequence: max(0, min(max_nodes, sequence.room - 1)))
+    planned = scheduler.schedule(max_nodes)
     Launch.of(planned).launch()
     return planned
 
@@ -86,7 +86,7 @@ def test_drafts_shrink_to_the_pages_held_before_anybody_is_preempted() -> None:
     scheduler = make_scheduler(4)
     first, second = make_sequence("a", [1] * 5, 20), make_sequence("b", [2] * 5, 20)
     prefill(scheduler, first, second)
-    planned = scheduler.schedule(lambda _: 6)
+    planned = scheduler.schedule(6)
     assert [(sequence.request_id, work.num_nodes) for sequence, work in planned] == [("a", 2), ("b", 2)]
     assert first.stats.preemptions == second.stats.preemptions == 0
 
@@ -99,7 +99,7 @@ def test_the_newest_sequence_gives_its_pages_back_first_and_waits_at_the_front()
     planned = launch(scheduler)
     assert [sequence.request_id for sequence, _ in planned] == ["old", "young"]
     read(scheduler, planned, [60] * 4)
-    planned = scheduler.schedule(lambda _: 0)
+    planned = scheduler.schedule(0)
     assert [sequence.request_id for sequence, _ in planned] == ["old"]
     assert [sequence.request_id for sequence in scheduler.waiting] == ["young", "late"]
     assert young.stats.preemptions == 1 and young.tokens[:3] == [1] * 3 and young.num_output == 5
@@ -110,7 +110,7 @@ def test_a_waiting_sequence_that_does_not_fit_is_not_overtaken() -> None:
     prefill(scheduler, make_sequence("a", [1] * 7, 20))
     scheduler.add(make_sequence("big", [2] * 16, 20))
     scheduler.add(make_sequence("small", [3], 20))
-    assert [sequence.request_id for sequence, _ in scheduler.schedule(lambda _: 0)] == ["a"]
+    assert [sequence.request_id for sequence, _ in scheduler.schedule(0)] == ["a"]
 
 
 @pytest.mark.parametrize("length, hit", [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8)])
@@ -120,7 +120,7 @@ def test_a_prefix_hit_leaves_at_least_one_token_to_compute(length: int, hit: int
     prefill(scheduler, first)
     second = make_sequence("b", list(range(length)), 20)
     scheduler.add(second)
-    work = {sequence.request_id: work for sequence, work in scheduler.schedule(lambda _: 0)}["b"]
+    work = {sequence.request_id: work for sequence, work in scheduler.schedule(0)}["b"]
     assert (work.start, work.count) == (hit, length - hit) and second.stats.prefix_hit == hit
     assert second.pages[: hit // SIZE] == first.pages[: hit // SIZE]
 
@@ -158,9 +158,9 @@ def test_scheduling_marks_nothing_and_may_be_asked_again() -> None:
     scheduler = make_scheduler(12)
     sequence = make_sequence("a", [1] * 6, 20)
     scheduler.add(sequence)
-    first = scheduler.schedule(lambda _: 0)
+    first = scheduler.schedule(0)
     assert sequence.ahead == [] and sequence.num_launched == 0
-    again = scheduler.schedule(lambda _: 0)
+    again = scheduler.schedule(0)
     assert [work for _, work in first] == [work for _, work in again]
 
 
@@ -221,7 +221,7 @@ def test_while_rounds_are_in_flight_nobody_is_preempted_before_they_have_been_re
     rounds = [launch(scheduler), launch(scheduler)]
     held = [list(old.pages), list(young.pages)]
     with pytest.raises(MustRead):
-        scheduler.schedule(lambda _: 0)
+        scheduler.schedule(0)
     assert [old.pages, young.pages] == held and old.ahead == young.ahead == [1, 1] and not scheduler.num_preemptions
     for planned in rounds:
         read(scheduler, planned, [60])
@@ -237,7 +237,7 @@ def test_a_sequence_may_not_leave_while_a_round_may_still_write_to_its_pages() -
     sequence.finish_reason = "abort"
     with pytest.raises(AssertionError, match="a round in flight"):
         scheduler.leave(sequence)
-    assert scheduler.schedule(lambda _: 0) == [], "it is not scheduled again"
+    assert scheduler.schedule(0) == [], "it is not scheduled again"
     read(scheduler, planned, [60])
     scheduler.leave(sequence)
     assert scheduler.pool.num_available == 4 and scheduler.slots.num_free == 4

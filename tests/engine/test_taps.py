@@ -143,9 +143,9 @@ def test_a_hit_across_tapped_and_untapped_pages_knows_which_is_which(behind: int
     assert isinstance(drafter, Tapping)
     generate(llm, [whole[:13]], 1)
     cache, tails = llm.engine.cache, llm.engine.cache.tails
-    llm.engine.runner.drafter = None  # pauses; its tails stay where they are
+    llm.engine.runner.set_drafter(None)  # pauses; its tails stay where they are
     generate(llm, [whole[:25]], 1)
-    llm.engine.runner.drafter = drafter
+    llm.engine.runner.set_drafter(drafter)
     assert cache.tails is tails
     given = [[*whole[:length], (whole[length] + 1) % 97, 5, 6] for length in (12, 24)]
     drafter.pairs.clear()

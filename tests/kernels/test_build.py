@@ -9,14 +9,18 @@ import contextlib
 import io
 import logging
 import os
+import runpy
 import shutil
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from packaging.tags import parse_tag, sys_tags
 
 from paceline.errors import OptionError
 from paceline.kernels import select
@@ -52,7 +56,7 @@ for path in (b"portable", b"avx2", b"avx512", b"amx"):
             kinds = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
             parts = [packed(kind, outputs, 256) for kind in kinds]
             odd = torch.randn(outputs, 33)
-            for stack in [[part] for part in parts] + [parts, [odd], [odd.bfloat16()]]:
+            for stack in [[part] for part in parts] + [parts, [odd], [odd.bfloat16()], [odd.half()]]:
                 weight = ops.pack(stack, torch.float32, CPU)
                 for rows in (0, 1, 5, 9, 70):
                     bias = torch.randn(weight.shape[0])
@@ -171,14 +175,50 @@ def test_a_compiler_that_fails_is_quoted(
 
 
 @pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The wheel's build hook, on a tree whose compiler is not run."""
+    interface = types.ModuleType("hatchling.builders.hooks.plugin.interface")
+    interface.BuildHookInterface = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    made = runpy.run_path(str(ROOT / "hatch_build.py"))["NativeKernels"]()
+    made.root = str(ROOT)
+    return made
+
+
+def test_a_wheel_fits_every_python_of_its_system_and_processor(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, "", ""))
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    data: dict[str, Any] = {"artifacts": []}
+    hook.initialize("standard", data)
+    assert data["artifacts"] == ["paceline/kernels/cpu/_native.so"] and data["pure_python"] is False
+    assert data["tag"].startswith("py3-none-") and parse_tag(data["tag"]) & set(sys_tags())
+    if sys.platform == "linux" and build.X86:
+        assert data["tag"] == "py3-none-linux_x86_64"
+
+
+@pytest.mark.parametrize("compiler, reason", [(None, "there is no C++ compiler"), ("c++", "the C++ compiler failed")])
+def test_an_installation_without_kernels_says_so_and_goes_on(
+    compiler: str | None, reason: str, hook: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", ""))
+    monkeypatch.setattr(shutil, "which", lambda name: compiler)
+    data: dict[str, Any] = {"artifacts": []}
+    hook.initialize("standard", data)
+    assert data == {"artifacts": []}, "a wheel for any machine"
+    assert f"the native kernels are left out, because {reason};" in capsys.readouterr().err
+
+
+@pytest.fixture
 def unbuilt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package whose library was not built."""
     kept = library.library()
     monkeypatch.setattr(library, "NAME", "_missing.so")
-    library.library.cache_clear()
+    for function in (library.library, library.say_missing):
+        function.cache_clear()
     yield
     monkeypatch.undo()
-    library.library.cache_clear()
+    for function in (library.library, library.say_missing):
+        function.cache_clear()
     assert (library.library() is None) == (kept is None)
 
 
@@ -188,7 +228,8 @@ def test_auto_falls_back_to_torch_and_says_so_once(caplog: pytest.LogCaptureFixt
         names = [select("auto", CPU, torch.float32).name for _ in range(3)]
     assert names == ["torch"] * 3
     assert [record.message for record in caplog.records if "native" in record.message] == [
-        "paceline's native kernels were not built (no C++ compiler?); the slower torch kernels are used"
+        "the slower torch kernels are used, because paceline's native kernels were not built: was there a C++ compiler "
+        "when paceline was installed?"
     ]
 
 
@@ -206,18 +247,25 @@ def test_a_library_that_numbers_otherwise_is_not_used(
         with monkeypatch.context() as changed, caplog.at_level(logging.WARNING, logger="paceline"):
             changed.setattr(library, name, value)
             assert library.library.__wrapped__() is None, name
+            library.say_missing.__wrapped__()
     assert len(caplog.records) == 5 and all("another version" in record.message for record in caplog.records)
     assert library.library.__wrapped__() is not None
 
 
 @pytest.mark.usefixtures("unbuilt")
-def test_native_kernels_that_were_asked_for_and_are_missing_are_an_error() -> None:
-    with pytest.raises(OptionError, match="native"):
-        select("native", CPU, torch.float32)
+@pytest.mark.parametrize("asked", [("native", None), ("auto", "int8"), ("native", "int4")])
+def test_native_kernels_that_were_asked_for_and_are_missing_are_an_error_and_no_others_are_spoken_of(
+    asked: tuple[str, str | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    kernels, quantization = asked
+    with caplog.at_level(logging.WARNING, logger="paceline"), pytest.raises(OptionError, match="were not built"):
+        select(kernels, CPU, torch.float32, quantization)
+    assert not caplog.records
 
 
-def test_auto_takes_native_only_where_it_fits() -> None:
-    assert select("auto", CPU, torch.float32).name == "native"
-    assert select("auto", CPU, torch.bfloat16).name == "torch"
+def test_auto_takes_native_on_a_cpu_whatever_the_dtype() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert select("auto", CPU, dtype).name == "native"
+    assert select("auto", torch.device("meta"), torch.float32).name == "torch"
     with pytest.raises(OptionError, match="float32"):
         native.NativeOps().pack([torch.zeros(2, 2)], torch.bfloat16, CPU)

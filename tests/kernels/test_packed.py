@@ -165,7 +165,8 @@ def test_dense_rows_come_back_unchanged(columns: int) -> None:
     dense = torch.from_numpy(activations(18, columns))
     ids = torch.arange(18)
     assert same_bits(NativeOps().embed(pack(dense), ids), dense)
-    assert same_bits(NativeOps().embed(pack(dense.bfloat16()), ids), dense.bfloat16().float())
+    for half in (dense.bfloat16(), dense.half()):
+        assert same_bits(NativeOps().embed(pack(half), ids), half.float())
 
 
 # ---- products
@@ -220,7 +221,7 @@ def test_mixed_segments_and_a_bias(rows: int) -> None:
     assert same_bits(ops.linear(torch.from_numpy(x), weight, bias), torch.from_numpy(wanted + bias.numpy()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("columns", [1, 7, 32, 33, 100])
 def test_dense_products_are_sequential_sums(columns: int, dtype: torch.dtype) -> None:
     for outputs in (1, 15, 17, 97):

@@ -27,6 +27,7 @@ from tests.fakes import tiny_model
 from tests.kernels.tiny import ALL, CPU, Table, load, packed, paths_built, same_bits, tokens
 
 THREADS = (1, 2, 3)
+DENSE = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 @pytest.fixture
@@ -59,18 +60,19 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 
 def products(kind: str, counts: Sequence[int] = range(1, 10)) -> list[Tensor]:
-    """So many rows by weights of 17 and 97 outputs, 16 blocks and where possible 9 and 1."""
+    """So many rows by weights of 17, 97 and more outputs: 16 blocks and where possible 9 and 1; floats: odd columns."""
     ops, results = NativeOps(), []
-    for outputs, columns in ((17, 512), (97, 512), (33, 288), (16, 32)):
+    shapes = ((17, 512), (97, 512), (33, 288), (16, 32)) if kind in SOURCES else ((17, 77), (97, 45))
+    for outputs, columns in shapes:
         if kind in SOURCES and (not kind.endswith("_K") or columns % 256 == 0):
             part: Any = packed(kind, outputs, columns)
         elif kind not in SOURCES:
-            values = torch.randn(outputs, 77, generator=torch.Generator().manual_seed(3))
-            part = values if kind == "F32" else values.bfloat16()
+            values = torch.randn(outputs, columns, generator=torch.Generator().manual_seed(3))
+            part = values.to(DENSE[kind])
         else:
             continue
         weight = ops.pack([part], torch.float32, CPU)
-        x = torch.randn(max(counts), part.shape[1], generator=torch.Generator().manual_seed(4))
+        x = torch.randn(113, part.shape[1], generator=torch.Generator().manual_seed(4))[: max(counts)]
         results += [ops.linear(x[:rows], weight) for rows in counts]
         results.append(ops.linear(x, weight, torch.arange(float(outputs))))
     return results
@@ -96,7 +98,7 @@ def test_the_fastest_path_is_taken_and_an_unknown_one_is_not() -> None:
 
 
 @pytest.mark.parametrize("path", ["avx2", "avx512", "amx"])
-@pytest.mark.parametrize("kind", [*SOURCES, "F32", "BF16"])
+@pytest.mark.parametrize("kind", [*SOURCES, *DENSE])
 def test_products_have_the_portable_path_s_bits(kind: str, path: str, select: Callable[[str], None]) -> None:
     select("portable")
     wanted = products(kind)
@@ -106,7 +108,7 @@ def test_products_have_the_portable_path_s_bits(kind: str, path: str, select: Ca
 
 
 @pytest.mark.parametrize("path", ["avx512", "amx"])
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", [*SOURCES, *DENSE])
 def test_products_of_many_rows_have_the_portable_path_s_bits(
     kind: str, path: str, select: Callable[[str], None], threads: Callable[[int], None]
 ) -> None:
@@ -166,13 +168,13 @@ def test_gumbel_noise_has_the_bits_of_the_tensor_operations(
             assert same_bits(noise.gumbel(keys, positions, noise.SAMPLE, vocabulary), wanted)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_64", "gpt2", "Q4_1", "K_mixed"])
+@pytest.mark.parametrize("name", ["llama", "llama_64", "gpt2", "bfloat16", "float16", "Q4_1", "K_mixed"])
 def test_results_do_not_depend_on_the_number_of_threads(name: str, threads: Callable[[int], None]) -> None:
     results, linears = [], []
     for count in THREADS:
         threads(count)
         results.append(forward(name))
-        linears.append(products("Q6_K"))
+        linears.append([*products("Q6_K"), *products("F16")])
     assert all(same_bits(result, results[0]) for result in results)
     assert all(same_bits(left, right) for other in linears for left, right in zip(other, linears[0]))
 

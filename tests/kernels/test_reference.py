@@ -13,7 +13,7 @@ from paceline.kernels.eager import EagerForward
 from paceline.kernels.ops import Heads, Inputs
 from paceline.kernels.reference import ReferenceForward, reference_attention, reference_linear
 from paceline.models.batch import Batch, Nodes, Work, pack
-from tests.kernels.tiny import BLOCK_SIZE, CONFIGS, CPU, VOCAB, Table, load, random_tree, tokens
+from tests.kernels.tiny import BLOCK_SIZE, CONFIGS, CPU, HALVES, VOCAB, Table, load, random_tree, tokens
 
 TOLERANCE = 1e-4
 LENGTHS = (33, 16, 7)
@@ -37,7 +37,7 @@ def tree_round(name: str, kernels: str, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *HALVES])
 def test_forwards_are_the_reference_s(name: str, kernels: str) -> None:
     for seed in range(3):
         wanted = tree_round(name, "reference", seed)

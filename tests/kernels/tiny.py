@@ -54,23 +54,24 @@ CONFIGS = {  # head widths 8, 16, 64 and 128; odd columns; windows; both norms; 
     ),
 }
 PACKED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "K_mixed")
-ALL = (*CONFIGS, "bfloat16", *PACKED)
+HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+ALL = (*CONFIGS, *HALVES, *PACKED)
 
 
 def make(name: str) -> Any:
     """A transformers model whose norms and biases are not the ones and zeros they start as."""
     torch.manual_seed(0)
-    config = CONFIGS["llama" if name == "bfloat16" else name]
+    config = CONFIGS["llama" if name in HALVES else name]
     model = transformers.AutoModelForCausalLM.from_config(config).eval().float()
     for parameter in model.parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, 1.0, 0.2)
-    return model.bfloat16() if name == "bfloat16" else model
+    return model.to(HALVES.get(name, torch.float32))
 
 
 @functools.cache
 def load(name: str, kernels: str = "native") -> loader.Loaded:
-    if name in CONFIGS or name == "bfloat16":
+    if name in CONFIGS or name in HALVES:
         return loader.build(loader.find(make(name)), torch.float32, CPU, kernels, LONGEST)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
+import os
 import re
 import threading
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from paceline.errors import FetchError
-from paceline.models import catalog, fetch
+from paceline.models import catalog, fetch, package_index
 from paceline.models.catalog import ALIASES, DEFAULT_MODEL, Alias
 
 SMALL = ALIASES[DEFAULT_MODEL]
@@ -87,13 +90,60 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert catalog.cache_dir() == tmp_path / "mine"
 
 
-def test_a_cached_file_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    monkeypatch.setattr(fetch, "deliver", no_delivery)
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch, home: Path) -> Path:
+    """The default model, four bytes long, in the cache."""
+    small = replace(SMALL, size_bytes=4, sha256=hashlib.sha256(b"GGUF").hexdigest())
+    monkeypatch.setitem(ALIASES, SMALL.name, small)
     target = home / "models" / SMALL.name / SMALL.filename
-    sparse(SMALL, target)
-    assert catalog.cached_path(SMALL.name) == target
-    assert catalog.ensure(SMALL) == target
-    assert catalog.resolve("SMOLLM2-135m") == target
+    target.parent.mkdir(parents=True)
+    target.write_bytes(b"GGUF")
+    return target
+
+
+def test_a_cached_file_is_used_as_it_is_and_its_checksum_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch, held: Path
+) -> None:
+    monkeypatch.setattr(fetch, "deliver", no_delivery)
+    read: list[Path] = []
+    real = package_index.sha256_of
+    monkeypatch.setattr(package_index, "sha256_of", lambda path: (read.append(path), real(path))[1])
+    assert catalog.cached_path(SMALL.name) == held
+    assert catalog.ensure(SMALL.name) == held
+    assert catalog.resolve("SMOLLM2-135m") == held
+    assert read == [held]
+    assert catalog.ensure(SMALL.name, renew=True) == held
+    assert read == [held, held]
+
+
+def test_a_damaged_file_of_the_right_size_is_refused_with_what_to_type(
+    monkeypatch: pytest.MonkeyPatch, held: Path
+) -> None:
+    assert catalog.ensure(SMALL.name) == held
+    held.write_bytes(b"GGUX")
+    os.utime(held, ns=(0, 0))  # written later, as far as clocks can tell
+    monkeypatch.setattr(fetch, "deliver", no_delivery)
+    said = f"{held} is damaged: its checksum is not that of {SMALL.name}; type paceline models fetch {SMALL.name} to"
+    for _ in range(2):
+        with pytest.raises(FetchError, match=re.escape(said)):
+            catalog.ensure(SMALL.name)
+    monkeypatch.setattr(fetch, "deliver", lambda alias, target, progress: target.write_bytes(b"GGUF"))
+    assert catalog.ensure(SMALL.name, renew=True).read_bytes() == b"GGUF"
+    assert catalog.ensure(SMALL.name) == held
+
+
+def test_a_cache_that_cannot_be_written_is_used_all_the_same(monkeypatch: pytest.MonkeyPatch, held: Path) -> None:
+    def refuse(*ignored: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert catalog.ensure(SMALL.name) == held
+
+
+def test_a_home_of_nobody_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", "~nobody-of-this-name/cache")
+    with pytest.raises(FetchError, match="set PACELINE_HOME to a full path"):
+        catalog.cached_path(SMALL)
 
 
 def test_a_short_file_does_not_count_as_cached(home: Path) -> None:
@@ -114,7 +164,7 @@ def test_ensure_delivers_once_and_sweeps(monkeypatch: pytest.MonkeyPatch, home: 
 
     monkeypatch.setattr(fetch, "deliver", deliver)
     path = catalog.ensure(SMALL.name, progress=False)
-    assert list(path.parent.iterdir()) == [path]
+    assert sorted(path.parent.iterdir()) == [path, path.with_name(path.name + ".checked")]
     assert catalog.ensure(SMALL) == path
     assert calls == [SMALL.name]
 

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -19,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import FetchError
-from paceline.models import catalog, fetch, package_index
+from paceline.errors import CheckpointError, FetchError
+from paceline.models import catalog, fetch, loader, package_index
 from paceline.models.catalog import Alias, Part
 from paceline.models.package_index import PipSettings
 
@@ -156,7 +157,8 @@ def set_hub(monkeypatch: pytest.MonkeyPatch, answer: bytes | Exception) -> None:
 
 def ensure(alias: Alias = TOY) -> bytes:
     path = catalog.ensure(alias, progress=False)
-    assert [file.name for file in path.parent.iterdir()] == [alias.filename]  # nothing half-done is left
+    left = sorted(file.name for file in path.parent.iterdir())
+    assert left == [alias.filename, f"{alias.filename}.checked"]  # nothing half-done
     return path.read_bytes()
 
 
@@ -388,3 +390,25 @@ def test_the_real_pip_answers(monkeypatch: pytest.MonkeyPatch, installed: bool) 
     assert first.startswith("https://")
     assert first.endswith("/simple")
     assert second == "http://127.0.0.1:9/simple"
+
+
+class GatedRepoError(Exception):
+    """As the hub's own, which is found by its name."""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (GatedRepoError("403"), "it is gated; ask for access on its page there, then set HF_TOKEN"),
+        (OSError("no route. Try later"), "no route; check the network, or give the path of a folder that holds the"),
+    ],
+)
+def test_what_the_hub_refuses_is_told_with_what_to_do(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*ignored: Any, **more: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(CheckpointError, match=f"the hub did not deliver 'some/model': {re.escape(said)}"):
+        loader.locate("some/model")

@@ -19,10 +19,13 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
 
 from paceline.errors import CheckpointError
+from paceline.models import catalog, loader
 from paceline.models.gguf import GGUFFile
 from paceline.models.gguf_tokenizer import _PRE, tokenizer_from_gguf
+from tests.fakes import tiny_model
 
 CORPUS = [
     "The quick brown fox didn't jump; it's 1234 times 56.78 lazy, isn't it? WE'LL.\n\n    def f(x):\n\treturn x ** 2\n",
@@ -86,19 +89,32 @@ def bpe_metadata(name: str) -> dict[str, Any]:
     }
 
 
+def write(path: Path, metadata: dict[str, Any], chat_template: str | None = None) -> Path:
+    """A GGUF file that holds `tokenizer.ggml.*` entries alone."""
+    writer = gguf.GGUFWriter(path, "test")
+    for key, value in metadata.items():
+        kinds = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
+        kinds[type(value)](f"tokenizer.ggml.{key}", value)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
 def reopen(metadata: dict[str, Any], chat_template: str | None = None) -> Any:
-    """Write the `tokenizer.ggml.*` entries to a GGUF file and build the tokenizer from what is read back."""
+    """Build the tokenizer from what a file of these entries is read back as."""
     with TemporaryDirectory() as folder:
-        writer = gguf.GGUFWriter(Path(folder) / "t.gguf", "test")
-        for key, value in metadata.items():
-            kinds = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
-            kinds[type(value)](f"tokenizer.ggml.{key}", value)
-        if chat_template is not None:
-            writer.add_chat_template(chat_template)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.close()
-        return tokenizer_from_gguf(GGUFFile(Path(folder) / "t.gguf"))
+        return tokenizer_from_gguf(GGUFFile(write(Path(folder) / "t.gguf", metadata, chat_template)))
+
+
+def test_a_tokenizer_goes_by_an_alias_or_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "t.gguf", bpe_metadata("qwen2"))
+    monkeypatch.setattr(catalog, "ensure", lambda *given, **more: file)
+    for named in ("smollm2-135m", "SmolLM2-135M", str(file), file):
+        found = loader.find(tiny_model(), named).tokenizer
+        assert found.encode("the rider") == rebuilt("qwen2").encode("the rider")
 
 
 @lru_cache
@@ -171,6 +187,30 @@ def test_special_tokens_and_template() -> None:
     assert ids == [*plain, last]
     assert tokenizer.decode([1, *ids, 2], skip_special_tokens=True) == "hello" + metadata["tokens"][last]
     assert len(tokenizer) == last + 1
+
+
+@pytest.mark.parametrize("bos, eos", [(True, True), (True, False), (False, True), (False, False)])
+def test_named_tokens_are_treated_as_transformers_treats_them(bos: bool, eos: bool) -> None:
+    """Named ones of an ordinary type too: transformers, told their names, makes them special."""
+    bare = bpe_metadata("gpt-2")
+    bare["token_type"] = [1] * len(bare["tokens"])
+    ends = {"add_bos_token": bos, "add_eos_token": eos}
+    ids = {"bos_token_id": 300, "eos_token_id": 301, "unknown_token_id": 302, "padding_token_id": 301}
+    ours = reopen(bare | ids | ends)
+    names = {"bos_token": 300, "eos_token": 301, "unk_token": 302, "pad_token": 301}
+    named = {name: bare["tokens"][index] for name, index in names.items()}
+    unnamed = reopen(bare).backend_tokenizer
+    theirs = PreTrainedTokenizerFast(tokenizer_object=unnamed, **named, **ends)
+    for text in [*TEXTS, "".join(named.values()), f" {named['bos_token']} x"]:
+        for special in (True, False):
+            ids_of = theirs.encode(text, add_special_tokens=special)
+            assert ours.encode(text, add_special_tokens=special) == ids_of
+            assert ours.decode(ids_of, skip_special_tokens=special) == theirs.decode(ids_of, special)
+    assert ours.special_tokens_map == theirs.special_tokens_map
+    assert (ours.bos_token_id, ours.eos_token_id, ours.pad_token_id) == (300, 301, 301)
+    assert ours.added_tokens_decoder == theirs.added_tokens_decoder
+    whole = ours._transformers()
+    assert whole.encode("the cat") == ours.encode("the cat") == theirs.encode("the cat")
 
 
 def test_llama_three_begins_with_bos_unless_told_otherwise() -> None:

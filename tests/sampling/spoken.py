@@ -51,7 +51,7 @@ def judge_drawn(parents: list[int], acceptance: str, how: str = "drawn") -> tupl
     state = filled_state()
     slots = list(range(SAMPLES))
     depth = [0] * len(parents)
-    context = DraftContext(slots, [len(parents)] * SAMPLES, state.table, state, RULES[acceptance])
+    context = DraftContext(slots, [len(parents)] * SAMPLES, state, RULES[acceptance])
     for parent, nodes in itertools.groupby(range(len(parents)), key=lambda node: parents[node]):
         family = list(nodes)
         for node in family:

@@ -88,7 +88,8 @@ def test_a_round_is_processed_and_judged_without_reading_the_device(
 ) -> None:
     rule = RULES[acceptance]
     judged = round_of(chain, drawn, scratch)
-    assert all(needs(EVERYTHING) for needs, _ in STAGES)
+    left_out = [stage.__name__ for needs, stage in STAGES if not needs(EVERYTHING)]
+    assert left_out == ["_functions"], "users' functions, which run on the host, are the one stage that reads"
     judged.state.table.flush()
     logits = process(judged.logits, judged.rows, judged.state)
     verdict = verify(replace(judged, logits=logits), rule)

@@ -27,9 +27,13 @@ OPTIMISE = {"native": "-O3", "pack": "-O3", "pool": "-O2", "path_portable": "-O2
 PATHS = {"path_avx2": AVX2, "path_avx512": AVX512, "path_amx": AMX}  # empty where the flags are not given
 
 
+def find_compiler() -> str | None:
+    return shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+
+
 def build(target: Path | None = None, extra: list[str] | None = None) -> Path | None:
     """The library's path, or None if there is no compiler or it failed (what it said goes to stderr)."""
-    compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    compiler = find_compiler()
     if compiler is None:
         return None
     target = target or HERE / "_native.so"

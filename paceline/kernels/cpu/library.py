@@ -17,7 +17,7 @@ log = logging.getLogger("paceline")
 NAME = "_native.so"
 # Numbered on both sides; a library that numbers otherwise is not used (`agreement`).
 SOURCES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-KINDS = ("W4", "W5", "W8", "K4", "K5", "K6", "F32", "BF16")
+KINDS = ("W4", "W5", "W8", "K4", "K5", "K6", "F32", "BF16", "F16")
 OPERATIONS = (
     *("embed", "input", "positions", "quantise", "linear", "rms_norm", "layer_norm", "activation", "gated"),
     *("add", "multiply", "scale", "concat", "columns", "head_norm", "rope", "store", "attention", "tap"),
@@ -65,7 +65,10 @@ class Program(Structure):
 class BatchStruct(Structure):
     _fields_ = [
         ("rows", c_int64),
-        *((n, c_void_p) for n in ("ids", "slots", "positions", "tree_base", "path", "first", "write", "page_table")),
+        *(
+            (n, c_void_p)
+            for n in ("ids", "slots", "positions", "tree_base", "path", "first", "write", "page_table", "until")
+        ),
         *((n, c_int64) for n in ("path_width", "table_width", "block_size")),
         ("layers", c_void_p),
         ("named", c_void_p),
@@ -116,10 +119,9 @@ def agreement() -> str:
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The library, or None where it was not built; says so once."""
+    """The library, or None where it was not built or is another version's (`missing` says which)."""
     path = Path(__file__).with_name(NAME)
     if not path.exists():
-        log.warning("paceline's native kernels were not built (no C++ compiler?); the slower torch kernels are used")
         return None
     loaded = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
@@ -127,7 +129,19 @@ def library() -> ctypes.CDLL | None:
         if function is not None:
             function.restype, function.argtypes = result, arguments
         if function is None or (name == "paceline_agreement" and function().decode() != agreement()):
-            log.warning("paceline's native kernels are of another version (install it again); the torch ones are used")
             return None
     loaded.paceline_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     return loaded
+
+
+def missing() -> str:
+    """Why there is no library, as the end of a sentence about the native kernels."""
+    if Path(__file__).with_name(NAME).exists():
+        return "are of another version: install paceline again"
+    return "were not built: was there a C++ compiler when paceline was installed?"
+
+
+@functools.cache
+def say_missing() -> None:
+    """Once, and only where PyTorch's kernels do take their place."""
+    log.warning("the slower torch kernels are used, because paceline's native kernels %s", missing())

@@ -1,7 +1,7 @@
 """The native CPU kernels as a set of operations: a model is recorded once and then run in one call per forward.
 
-Weights stay in their quantised blocks, re-ordered into tiles (see csrc/packed.h); float weights are kept as they are.
-Every row is computed by itself, so results do not depend on what else is in the batch.
+Weights stay in their quantised blocks or their 16 or 32 bits, re-ordered into tiles (see csrc/packed.h). Arithmetic is
+in float32. Every row is computed by itself, so results do not depend on what else is in the batch.
 """
 
 from __future__ import annotations
@@ -17,12 +17,22 @@ import torch
 from torch import Tensor
 
 from paceline.errors import OptionError
-from paceline.kernels.cpu.library import KINDS, SOURCES, BatchStruct, Layer, Segment, WeightStruct, library
+from paceline.kernels.cpu.library import (
+    KINDS,
+    SOURCES,
+    BatchStruct,
+    Layer,
+    Segment,
+    WeightStruct,
+    library,
+    missing,
+)
 from paceline.kernels.cpu.recording import Recording
 from paceline.kernels.ops import TOGETHER, Describes, Head, Hidden, Inputs, LayerCache, Packed, Weight
 from paceline.kernels.quantise import quantise
 
 _CPU = torch.device("cpu")
+_NARROW = {torch.bfloat16: "BF16", torch.float16: "F16"}  # others are kept as F32
 _ALIGNED = 64
 _SLAB = 8 * 2**20
 
@@ -70,7 +80,7 @@ class Layers:
 
     def __init__(self, caches: Sequence[LayerCache]) -> None:
         self.caches = caches
-        self._fits: Recording | None = None
+        self.fits: Recording | None = None  # the description they were last compared with
         for layer in caches:
             rows, _, width = shape = layer[0].shape
             lies = (width, rows * width, 1)  # a head's rows side by side
@@ -88,8 +98,6 @@ class Layers:
 
     def check(self, recording: Recording) -> None:
         """The layers a description looks at are there, in the shapes it says."""
-        if self._fits is recording:
-            return
         for number, (heads, width) in recording.looks.items():
             if not 0 <= number < len(self.caches):
                 raise ValueError(f"the description looks at cache layer {number}; given: {len(self.caches)} layers")
@@ -99,17 +107,18 @@ class Layers:
                     f"cache layer {number} holds {found[0]} heads of {found[1]} values, but the description looks at "
                     f"{heads} of {width}"
                 )
-        self._fits = recording
+        self.fits = recording
 
 
 class NativeOps:
     name = "native"
 
-    def __init__(self, quantization: str | None = None) -> None:
+    def __init__(self, quantization: str | None = None, stored: torch.dtype = torch.float32) -> None:
         self.quantization = quantization  # the kind of blocks that float matrices are packed into
+        self.stored = stored  # what the others are kept in; float32: each in its own 16 or 32 bits, nothing is rounded
         found = library()
         if found is None:
-            raise OptionError("kernels='native' was asked for, but the native kernels are not built on this machine")
+            raise OptionError(f"kernels='native' and quantization need the native kernels, which {missing()}")
         self.library = found
         self._arena = Arena()
         self._recordings: weakref.WeakKeyDictionary[Any, Recording] = weakref.WeakKeyDictionary()
@@ -127,9 +136,11 @@ class NativeOps:
 
     def _segment(self, part: Tensor | Packed, columns: int) -> tuple[int, np.ndarray[Any, Any], int]:
         rows = int(part.shape[0])
+        if not isinstance(part, Tensor) and part.kind not in SOURCES:
+            part = part.dequantize()
         if isinstance(part, Tensor) and self.quantization is not None:
             part = quantise(part, self.quantization)
-        if not isinstance(part, Tensor) and part.kind in SOURCES:
+        if not isinstance(part, Tensor):
             source = SOURCES.index(part.kind)
             kind = self.library.paceline_kind(source)
             raw = np.ascontiguousarray(part.raw)
@@ -141,12 +152,22 @@ class NativeOps:
             tiles = self._tiles(kind, rows, columns)
             self.library.paceline_pack(source, raw.ctypes.data, rows, columns, tiles.ctypes.data)
             return kind, tiles, rows
-        dense = part if isinstance(part, Tensor) else part.dequantize()
-        kind = KINDS.index("BF16" if dense.dtype == torch.bfloat16 else "F32")
-        values = dense.detach().to(torch.float32).contiguous()
+        dense = self._rounded(part.detach())
+        kind = KINDS.index(_NARROW.get(dense.dtype, "F32"))
+        values = (dense if dense.dtype in _NARROW else dense.float()).cpu().contiguous()
         tiles = self._tiles(kind, rows, columns)
         self.library.paceline_pack_dense(kind, values.data_ptr(), rows, columns, tiles.ctypes.data)
         return kind, tiles, rows
+
+    def _rounded(self, dense: Tensor) -> Tensor:
+        if self.stored not in _NARROW or dense.dtype == self.stored:
+            return dense
+        rounded = dense.to(self.stored)
+        if rounded.isinf().any() and not dense.isinf().any():
+            most, allowed = float(dense.abs().max()), torch.finfo(self.stored).max
+            name = str(self.stored).removeprefix("torch.")
+            raise OptionError(f"dtype={name} cannot hold a weight of {most:.6g}; allowed: up to {allowed:.6g}")
+        return rounded
 
     def _tiles(self, kind: int, rows: int, columns: int) -> np.ndarray[Any, Any]:
         return self._arena.take(int(self.library.paceline_weight_bytes(kind, rows, columns)))
@@ -176,7 +197,8 @@ class NativeOps:
             recording = self._recordings[model] = Recording(model)
         recording.check(inputs)
         layers = self._layers_of(caches)
-        layers.check(recording)
+        if layers.fits is not recording:
+            layers.check(recording)
         batch, tensors = _batch_of(inputs)
         held: list[Any] = [tensors]
         if recording.asks:
@@ -214,7 +236,7 @@ def _batch_of(inputs: Inputs) -> tuple[BatchStruct, list[Tensor | None]]:
     layout, tensors = inputs.layout, [inputs.ids]
     if layout is not None:
         tensors += [layout.slots, layout.positions, layout.tree_base, layout.path, layout.first, layout.write]
-        tensors.append(layout.page_table)
+        tensors += [layout.page_table, layout.until]
     held = [None if tensor is None else tensor.contiguous() for tensor in tensors]
     batch = BatchStruct(inputs.num_rows, *(None if tensor is None else tensor.data_ptr() for tensor in held))
     if layout is not None:

@@ -174,6 +174,7 @@ class Recording:
         recorder.tap(FINAL, final)
         self.width, self.taps = final.width, recorder.taps
         self._held, self._named, self._bounds = recorder.held, recorder.named, recorder.bounds
+        self.asks = bool(self._named or self._bounds)  # whether it has inputs by name
         self.looks = recorder.looks
         codes = {OPERATIONS[op["code"]] for op in recorder.ops}
         self._embeds, self._places = "embed" in codes, bool(codes & {"positions", "rope", "attention"})
@@ -190,11 +191,6 @@ class Recording:
             raise ValueError("the description embeds token ids, but it was run without any")
         if self._places and inputs.layout is None:
             raise ValueError("the description asks for positions or a cache layer, but it was run without a layout")
-
-    @property
-    def asks(self) -> bool:
-        """Whether it has inputs by name."""
-        return bool(self._named or self._bounds)
 
     def inputs_of(self, inputs: Inputs) -> tuple[list[Tensor], list[Tensor]]:
         """The named inputs and the bounds it asks for, as the library reads them."""

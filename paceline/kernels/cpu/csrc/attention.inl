@@ -12,7 +12,7 @@ struct Lines {
         int64_t total = 0;
         for (int64_t r = 0; r < batch.rows; ++r) {
             starts[r] = total;
-            total += std::max<int64_t>(0, below ? end_of(batch, below, r) : batch.positions[r] + 1 - (batch.first ? batch.first[r] : 0));
+            total += std::max<int64_t>(0, below ? end_of(batch, below, r) : last_of(batch, r) + 1 - (batch.first ? batch.first[r] : 0));
         }
         starts[batch.rows] = total;
         rows.resize(std::max<size_t>(rows.size(), size_t(total)));
@@ -27,6 +27,7 @@ struct Lines {
         }
     }
 
+    static int64_t last_of(const Batch& batch, int64_t r) { return batch.until ? batch.until[r] - 1 : batch.positions[r]; }
     static int64_t end_of(const Batch& batch, const int64_t* below, int64_t r) { return std::min(below[r], batch.positions[r] + 1); }
 
     // Positions that lie at their own place, page by page; answers where it stopped.
@@ -43,7 +44,7 @@ struct Lines {
 
     static void fill_row(const Batch& batch, int64_t r, int32_t* to) {
         const int64_t* pages = batch.page_table + batch.slots[r] * batch.table_width;
-        const int64_t size = batch.block_size, last = batch.positions[r], base = batch.path ? batch.tree_base[r] : last + 1;
+        const int64_t size = batch.block_size, last = last_of(batch, r), base = batch.path ? batch.tree_base[r] : last + 1;
         const int64_t first = batch.first ? batch.first[r] : 0;
         to = fill_line(batch, r, first, std::min(base, last + 1), to);
         for (int64_t position = std::max(first, base); position <= last; ++position) {  // its ancestors among the undecided nodes

@@ -168,7 +168,7 @@ int paceline_kind(int source) { return kind_of(source); }
 int64_t paceline_weight_bytes(int kind, int64_t rows, int64_t columns) { return tiles_of(rows) * int64_t(tile_bytes(kind, columns)); }
 int64_t paceline_row_bytes(int source, int64_t columns) { return int64_t(row_bytes(source, columns)); }
 void paceline_pack(int source, const uint8_t* raw, int64_t rows, int64_t columns, uint8_t* out) { pack_rows(source, raw, rows, columns, out); }
-void paceline_pack_dense(int kind, const float* values, int64_t rows, int64_t columns, uint8_t* out) { pack_dense(kind, values, rows, columns, out); }
+void paceline_pack_dense(int kind, const uint8_t* values, int64_t rows, int64_t columns, uint8_t* out) { pack_dense(kind, values, rows, columns, out); }
 void paceline_quantise(const float* x, int64_t columns, int8_t* quants, float* scales, float* sums, int32_t* halves) {
     std::vector<Piece> pieces(columns / BLOCK);
     path().quantise(x, columns, pieces.data(), 1);

@@ -134,17 +134,12 @@ void pack_rows(int source, const uint8_t* raw, int64_t rows, int64_t columns, ui
     }
 }
 
-void pack_dense(int kind, const float* values, int64_t rows, int64_t columns, uint8_t* out) {
-    const size_t tile = tile_bytes(kind, columns);
+void pack_dense(int kind, const uint8_t* values, int64_t rows, int64_t columns, uint8_t* out) {
+    const size_t tile = tile_bytes(kind, columns), size = kind == F32 ? 4 : 2;
     memset(out, 0, (rows + LANES - 1) / LANES * tile);
     for (int64_t row = 0; row < rows; ++row) {
-        uint8_t* p = out + row / LANES * tile;
-        for (int64_t c = 0; c < columns; ++c) {
-            uint32_t bits;
-            memcpy(&bits, values + row * columns + c, 4);
-            if (kind == F32) memcpy(p + 4 * (c * LANES + row % LANES), &bits, 4);
-            else { bits += 0x7FFF + ((bits >> 16) & 1); const uint16_t h = bits >> 16; memcpy(p + 2 * (c * LANES + row % LANES), &h, 2); }
-        }
+        uint8_t* p = out + row / LANES * tile + row % LANES * size;
+        for (int64_t c = 0; c < columns; ++c, values += size) memcpy(p + c * LANES * size, values, size);
     }
 }
 
@@ -152,10 +147,9 @@ void read_row(int kind, const uint8_t* p, int lane, int64_t columns, float* out)
     auto half = [&](const uint8_t* at) { return half_to_float(u16(at + 2 * lane)); };
     if (is_dense(kind)) {
         for (int64_t c = 0; c < columns; ++c) {
-            uint32_t bits;
-            if (kind == F32) memcpy(&bits, p + 4 * (c * LANES + lane), 4);
-            else bits = uint32_t(u16(p + 2 * (c * LANES + lane))) << 16;
-            memcpy(out + c, &bits, 4);
+            if (kind == F32) memcpy(out + c, p + 4 * (c * LANES + lane), 4);
+            else if (kind == F16) out[c] = half(p + 2 * c * LANES);
+            else { const uint32_t bits = uint32_t(u16(p + 2 * (c * LANES + lane))) << 16; memcpy(out + c, &bits, 4); }
         }
         return;
     }

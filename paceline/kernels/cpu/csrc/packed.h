@@ -11,14 +11,18 @@
 //   K4, K5  d f16x16, dmin f16x16        scale u8x16, min u8x16, nibbles 256 (, fifth bits 64)
 //   K6      d f16x16                     scales s8x16 (columns 0-15), s8x16 (16-31), nibbles 256, two-bit pairs 128
 //   F32     -                            32 x 16 floats
-//   BF16    -                            32 x 16 halves
+//   BF16    -                            32 x 16 upper halves of floats
+//   F16     -                            32 x 16 halves
 //
 // A value is d*q + m (W4, W5), d*(q-128) (W8), (d*scale)*q - dmin*min (K4, K5), d*scale*(q-32) (K6).
 //
 // The result for one row of activations, blocks b in ascending order, float32, products fused into sums (fma) as written:
 //   acc = fma(float(integer dot product of the block), weight scale * activation scale, acc)
 //   acc = fma(weight minimum, activation sum, acc)                                  (kinds with a minimum)
-// Dot products are exact, so every path, tile shape and thread count gives the same bits.
+// and for the three dense kinds, whose values become floats first, columns c in ascending order:
+//   acc = fma(value, activation, acc)
+// Dot products are exact and values become floats exactly, so every path, tile shape and thread count gives the same
+// bits, and so do 16-bit values and the same values stored as floats.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -31,15 +35,15 @@ constexpr int SUPER = 8;    // blocks in a super-block
 
 // Names are listed once: as numbers here, and as words that library.py compares its own with.
 #define PACELINE_NUMBER(name) name,
-#define PACELINE_KINDS(X) X(W4) X(W5) X(W8) X(K4) X(K5) X(K6) X(F32) X(BF16)
+#define PACELINE_KINDS(X) X(W4) X(W5) X(W8) X(K4) X(K5) X(K6) X(F32) X(BF16) X(F16)
 enum Kind : int32_t { PACELINE_KINDS(PACELINE_NUMBER) KINDS };
 
 inline bool is_super(int kind) { return kind == K4 || kind == K5 || kind == K6; }
-inline bool is_dense(int kind) { return kind == F32 || kind == BF16; }
+inline bool is_dense(int kind) { return kind >= F32; }
 
 inline size_t super_bytes(int kind) { return kind == K6 ? 32 : is_super(kind) ? 64 : 0; }
 
-inline size_t block_bytes(int kind) {
+constexpr size_t block_bytes(int kind) {
     switch (kind) {
         case W4: return 64 + 256;
         case W5: return 64 + 256 + 64;

@@ -50,6 +50,7 @@ struct Program {
 struct Batch {
     int64_t rows;
     const int64_t *ids, *slots, *positions, *tree_base, *path, *first, *write, *page_table;
+    const int64_t* until;  // [rows] a row sees the positions below; nullptr: up to its own
     int64_t path_width, table_width, block_size;
     const Layer* layers;
     const float* const* named;    // inputs by number, [rows, width] each

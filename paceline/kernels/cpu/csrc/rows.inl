@@ -404,7 +404,7 @@ void gumbel(uint32_t first, uint32_t second, int64_t begin, int64_t end, const d
     }
 }
 
-const Path path = {PACELINE_PATH, {tile<W4>, tile<W5>, tile<W8>, tile<K4>, tile<K5>, tile<K6>, tile<F32>, tile<BF16>}, PACELINE_ROWS, nullptr,
+const Path path = {PACELINE_PATH, {tile<W4>, tile<W5>, tile<W8>, tile<K4>, tile<K5>, tile<K6>, tile<F32>, tile<BF16>, tile<F16>}, PACELINE_ROWS, nullptr,
                    quantise, rms_norm, layer_norm, add, multiply, scale, activate, gated, rope, attend, merge, finish, largest, exponentials, gumbel};
 
 }  // namespace

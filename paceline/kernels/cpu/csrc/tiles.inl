@@ -80,13 +80,22 @@ inline void quantised_tile(const uint8_t* p, int64_t columns, const Panel& panel
     for (int r = 0; r < R; ++r) store_f(out[r], acc[r]);
 }
 
+template <int KIND>
+inline F dense_f(const uint8_t* p) {
+    if constexpr (KIND == F32) return load_f(reinterpret_cast<const float*>(p));
+    else if constexpr (KIND == BF16) return bf16_f(p);
+    else return halves_f(p);
+}
+
 template <int KIND, int R>
 inline void dense_tile(const uint8_t* p, int64_t columns, const Panel& panel, int first, float (*out)[LANES]) {
+    constexpr size_t step = block_bytes(KIND) / BLOCK;
     const float* const* values = panel.values + first;
     F acc[R];
     for (int r = 0; r < R; ++r) acc[r] = zero_f();
-    for (int64_t c = 0; c < columns; ++c) {
-        const F w = KIND == F32 ? load_f(reinterpret_cast<const float*>(p) + c * LANES) : bf16_f(p + c * 2 * LANES);
+    for (int64_t c = 0; c < columns; ++c, p += step) {
+        if (R > 1 && (step == 64 || c % 2 == 0)) __builtin_prefetch(p + AHEAD);  // a line; one row is fast enough without
+        const F w = dense_f<KIND>(p);
         for (int r = 0; r < R; ++r) acc[r] = fma_f(w, all_f(values[r][c]), acc[r]);
     }
     for (int r = 0; r < R; ++r) store_f(out[r], acc[r]);
@@ -94,7 +103,7 @@ inline void dense_tile(const uint8_t* p, int64_t columns, const Panel& panel, in
 
 template <int KIND, int R>
 inline void tile_of(const uint8_t* p, int64_t columns, const Panel& panel, int first, float (*out)[LANES]) {
-    if constexpr (KIND == F32 || KIND == BF16) dense_tile<KIND, R>(p, columns, panel, first, out);
+    if constexpr (KIND == F32 || KIND == BF16 || KIND == F16) dense_tile<KIND, R>(p, columns, panel, first, out);
     else quantised_tile<KIND, R>(p, columns, panel, first, out);
 }
 

@@ -1,0 +1,78 @@
+"""The base of drafters that read tokens and feed themselves one draft at a time: draft models, GLIDE.
+
+Rows it fed itself and that came true need not be read again, where they are what reading would have made them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.cache.kv import KVCache
+from paceline.drafters.base import Context, Target
+from paceline.drafters.cached import TokenReader
+from paceline.drafters.vocabulary import VocabularyMap
+from paceline.kernels.ops import LayerSpec
+from paceline.models.batch import Batch
+
+
+class ChainReader(TokenReader):
+    """Subclasses load `model` and `vocabulary` in `plan`, and `open` in `attach`."""
+
+    vocabulary: VocabularyMap
+
+    def __init__(self, depth: int) -> None:
+        self.max_nodes = self.depth = depth  # drafts one behind the other, at most
+
+    def open(self, target: Target, cache: KVCache, specs: tuple[LayerSpec, ...], reach: int) -> None:
+        self.open_cache(target, cache, specs, reach)
+        rows = target.max_num_seqs + 1
+        # What it fed itself from `read` on, [S+1, k], and how much of it, [S+1].
+        self._fed = torch.zeros(rows, self.depth, dtype=torch.int64, device=target.device)
+        self._num_fed = torch.zeros(rows, dtype=torch.int64, device=target.device)
+
+    def draft_chain(self, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw a chain: everyone drafts as long as anyone may; what exceeds a budget is fed to nobody.
+
+        How many each may have [B]; the tokens [B, D]; the logits each was drawn from, in target ids [B, D, V].
+        """
+        steps = min(context.max_nodes, self.depth)
+        if self.keeps_drafts:
+            self._count_true(context)
+        most = torch.minimum(context.budgets, (self._reach - context.lengths).clamp(0, steps))
+        logits = [self.vocabulary.to_target(self.read_up(context))]
+        tokens = [self._draw(context, logits[0], parent=-1)]
+        for step in range(1, steps):
+            logits.append(self.vocabulary.to_target(self.feed(context, tokens[-1], step, most)))
+            tokens.append(self._draw(context, logits[-1], parent=step - 1))
+        drawn = torch.stack(tokens, dim=1)
+        self._fed[context.slots, :steps] = drawn
+        self._num_fed[context.slots] = (most - 1).clamp(min=0)
+        return most, drawn, torch.stack(logits, dim=1)
+
+    def forget(self, slots: list[int]) -> None:
+        super().forget(slots)
+        for slot in slots:
+            self._num_fed[slot] = 0
+
+    def reset(self) -> None:
+        super().reset()
+        self._num_fed.zero_()
+
+    def _count_true(self, context: Context) -> None:
+        """Drafts it fed itself count as read as far as they came true; the newest token is fed again in any case."""
+        slots, read = context.slots, self.read[context.slots]
+        place = torch.arange(self.depth, device=read.device)
+        position = read[:, None] + place
+        committed = context.table.tokens.tensor[slots[:, None], position.clamp(max=context.table.max_length)]
+        same = (committed == self._fed[slots]) & (place < self._num_fed[slots][:, None])
+        same = same & (position < context.lengths[:, None] - 1)
+        self.read[slots] = read + same.cumprod(1).sum(1)
+        self._num_fed.index_fill_(0, slots, 0)
+
+    def _draw(self, context: Context, logits: Tensor, parent: int) -> Tensor:
+        parents = torch.full_like(context.slots, parent)[:, None]
+        return context.draw(logits[:, None], parents).tokens[:, 0, 0]
+
+    def _translate(self, batch: Batch) -> None:
+        batch.ids = self.vocabulary.to_draft(batch.ids)

@@ -1,0 +1,120 @@
+"""A published drafter's folder: its config as it was written, and its tensors under one spelling.
+
+Sizes are read from tensors, since configs of drafters are often wrong or incomplete. Every tensor a network needs has
+to be there in the right shape, and one that nobody asked for is refused: lenient loading is how a wrong drafter becomes
+one that never guesses right. Knows files and names; must not know any format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from torch import Tensor
+
+from paceline.drafters.base import Target
+from paceline.errors import CheckpointError
+from paceline.kernels import select
+from paceline.kernels.ops import Packed, Weight
+from paceline.kernels.quantise import check_quantization
+from paceline.models import loader
+from paceline.models.json_file import read_object
+from paceline.models.sources import FolderSource
+from paceline.models.weights import Source, Weights
+
+
+class Renamed:
+    """A source under other names: `strip` is cut off the front of each, as often as it is there."""
+
+    def __init__(self, source: Source, strip: str = "", only: str = "") -> None:
+        """only: names that do not begin so are not there at all."""
+        self.label, self.files, self._source = source.label, source.files, source
+        self._names: dict[str, str] = {}
+        for name in source.names():
+            if re.match(only, name):
+                short = re.sub(rf"^(?:{strip})+", "", name) if strip else name
+                if short in self._names:
+                    raise CheckpointError(f"{self.label} holds {short} twice: as {self._names[short]} and as {name}")
+                self._names[short] = name
+
+    def names(self) -> Collection[str]:
+        return self._names.keys()
+
+    def read(self, name: str) -> Tensor | Packed:
+        return self._source.read(self._names[name])
+
+    def kind(self, name: str) -> str:
+        return self._source.kind(self._names[name])
+
+    def release(self) -> None:
+        self._source.release()
+
+
+class Checkpoint:
+    """A drafter's files. `files`: names of weight files that its format has beside the usual ones."""
+
+    def __init__(self, model: str, files: tuple[str, ...] = (), strip: str = "", only: str = "") -> None:
+        self.path = loader.locate(model)
+        self.label = str(self.path)
+        if not self.path.is_dir():
+            raise CheckpointError(f"{self.label} is no folder; a drafter of this kind is a folder with a config.json")
+        where = self.path / "config.json"
+        self.config: dict[str, Any] = read_object(where) if where.is_file() else {}
+        self.source = Renamed(FolderSource(self.path, files), strip, only)
+
+    def names(self, pattern: str) -> list[str]:
+        """The tensors whose names a pattern matches whole, sorted."""
+        return sorted(name for name in self.source.names() if re.fullmatch(pattern, name))
+
+    def has(self, name: str) -> bool:
+        return name in self.source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape; it has to be there."""
+        if not self.has(name):
+            raise CheckpointError(f"{self.label} lacks the tensor {name}, which this drafter needs")
+        return tuple(self.source.read(name).shape)
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor as it stands in the file, for what is no weight (maps, masks)."""
+        self.shape(name)
+        found = self.source.read(name)
+        return found if isinstance(found, Tensor) else found.dequantize()
+
+    def check(self, what: str, own: int, targets: int) -> None:
+        """Refuse a drafter that was made for another target."""
+        if own != targets:
+            raise CheckpointError(f"{self.label} was made for a target with {what} {own}, but this one has {targets}")
+
+    def weights(self, target: Target, quantization: str | None = None) -> Weights:
+        """To read a network's weights with, for the target's kernels. quantization: how the native ones pack floats."""
+        native = target.model.ops.name == "native"
+        ops = select(target.kernels, target.device, target.dtype, quantization if native else None)
+        return Weights(self.source, ops, target.dtype, target.device)
+
+    def finish(self, weights: Weights, ignored: str = "") -> None:
+        """Every tensor was used; `ignored` is a pattern of those that need not be."""
+        unused = [name for name in weights.unused() if not (ignored and re.fullmatch(ignored, name))]
+        if unused:
+            shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
+            raise CheckpointError(f"{self.label} holds tensors that no drafter of this kind has: {shown}")
+
+
+def own_or_borrowed(weights: Weights, name: str, shape: tuple[int, int], borrowed: Weight) -> Weight:
+    """A matrix of the checkpoint's own, where it has one; else the target's."""
+    return weights.matrix([name], [shape]) if weights.has(name) else borrowed
+
+
+def packing(quantization: str | None) -> str | None:
+    """How a drafter's float weights are packed: int8 unless something else is said. none: they stay floats.
+
+    Acceptance is exact, so this changes nothing but speed.
+    """
+    if quantization == "none":
+        return None
+    check_quantization(quantization)
+    return quantization or "int8"
+
+
+__all__ = ["Checkpoint", "Renamed", "own_or_borrowed", "packing"]

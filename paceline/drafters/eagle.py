@@ -1,0 +1,230 @@
+"""EAGLE drafts from the target's own states: one small layer, fed a token and the state in front of it.
+
+It reads the pairs of committed tokens in `observe`, beside the target's rows, and keeps for each sequence what the
+newest pair gave. From there it feeds itself: a chain, a static tree (EAGLE-1) or a tree that grows where drafts are
+likely (EAGLE-2). P-EAGLE drafts a whole chain in one pass, places that are not known yet holding a mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.cache.kv import KVCache
+from paceline.cache.slots import Slots
+from paceline.drafters import eagle_form
+from paceline.drafters.base import Context, Needs, Taps, Target
+from paceline.drafters.cached import StateReader
+from paceline.drafters.checkpoint import Checkpoint
+from paceline.drafters.eagle_form import Overrides
+from paceline.drafters.eagle_network import Network, Reading
+from paceline.drafters.tree import PADDING, ROOT, Proposal
+from paceline.errors import OptionError
+from paceline.models.batch import Batch
+
+SHAPES = ("chain", "static", "dynamic")
+
+# EAGLE-1's tree: on each level, from the root down, how many children its first nodes have; those behind have none.
+STATIC = ((4,), (3, 2, 2, 1), (3, 2, 2, 1), (3,), (2,))
+
+
+@dataclass(frozen=True)
+class Eagle:
+    """An EAGLE, EAGLE-2, EAGLE-3 or P-EAGLE head; which one its files show.
+
+    num_draft_tokens: the most tokens to propose, of all branches together.
+    tree: chain, static (EAGLE-1's tree of 25) or dynamic (EAGLE-2's, which grows where drafts are likely).
+    top_k: children of a node, and nodes that grow on a level, of a dynamic tree.
+    depth: levels of a dynamic tree below its first.
+    layer_ids: the target's states an EAGLE-3 head reads, each by the layers before it, as (2, 15, 27) or "2/15/27".
+    norm_before_residual: whether an EAGLE-3 head adds to the normed state, where its config is wrong about it.
+    quantization: none keeps its float weights, int8 (the default) and int4 pack them at load (native kernels).
+    """
+
+    model: str
+    num_draft_tokens: int = 5
+    tree: str = "chain"
+    top_k: int = 10
+    depth: int = 7
+    layer_ids: tuple[int, ...] | str | None = None
+    norm_before_residual: bool | None = None
+    quantization: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_draft_tokens", "top_k", "depth"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise OptionError(f"{name}={value!r} is not allowed; allowed: 1 or more")
+        if self.tree not in SHAPES:
+            raise OptionError(f"tree={self.tree!r} is not allowed; allowed: {', '.join(SHAPES)}")
+        eagle_form.read_ids(self.layer_ids)
+
+    def create(self) -> EagleDrafter:
+        return EagleDrafter(self)
+
+
+class Frontier(NamedTuple):
+    """The P nodes of a level that get children."""
+
+    nodes: Tensor  # [B, P] by number; ROOT, and PADDING where one may not grow
+    logits: Tensor  # [B, P, Vd] of their children
+    states: Tensor  # [B, P, h] what their children are fed with
+    paths: Tensor | None  # [B, P, D] where on the line their ancestors lie, themselves last; None: a chain
+
+
+class EagleDrafter(StateReader):
+    name = "eagle"
+
+    def __init__(self, config: Eagle) -> None:
+        self.config = config
+        self.trees = config.tree != "chain"
+        most = sum(map(sum, STATIC)) if config.tree == "static" else config.num_draft_tokens
+        self.max_nodes = min(config.num_draft_tokens, most)
+
+    def plan(self, target: Target) -> Needs:
+        config = self.config
+        checkpoint = Checkpoint(config.model, strip=eagle_form.STRIPPED)
+        given = Overrides(eagle_form.read_ids(config.layer_ids), config.norm_before_residual)
+        form = eagle_form.read(checkpoint, target, given)
+        if form.mask is not None and self.trees:
+            raise OptionError(
+                f"{checkpoint.label} drafts in parallel; tree={config.tree!r} is not allowed; allowed: chain"
+            )
+        packed = "int8" if config.quantization is None else config.quantization
+        self.network = Network(form, checkpoint, target, None if packed == "none" else packed)
+        self.taps = Taps(hidden=form.states)
+        return Needs(self.network.layer_specs(), self.network.width)
+
+    def attach(self, target: Target, cache: KVCache) -> None:
+        self.open_cache(target, cache, self.network.layer_specs(), target.max_model_len)
+        rows, hidden = target.max_num_seqs + 1, self.network.form.hidden
+        # Of each newest pair: the state it is followed with, and what the head reads. [S+1, h]
+        self._states = torch.zeros(rows, hidden, dtype=self.network.dtype, device=target.device)
+        self._finals = torch.zeros_like(self._states)
+
+    def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
+        slots, positions = batch.layout.slots, batch.layout.positions
+        out = self.network.run(self.network.pairs, batch, states, self._caches, every=False)
+        assert out.tapped is not None
+        newest = torch.where(positions == table.lengths.index_select(0, slots) - 1, slots, table.null)
+        self._states.index_copy_(0, newest, out.tapped)
+        self._finals.index_copy_(0, newest, out.final)
+
+    def propose(self, context: Context) -> Proposal:
+        most = self.most_nodes(context)
+        finals, states = (kept.index_select(0, context.slots) for kept in (self._finals, self._states))
+        logits = self.network.logits(finals)
+        root = Frontier(torch.full_like(context.slots, ROOT)[:, None], logits[:, None], states[:, None], None)
+        if self.network.form.mask is not None:
+            self._draw_parallel(context, root, most)
+        elif self.config.tree == "static":
+            self._fill(context, root, most)
+        elif self.config.tree == "dynamic":
+            self._grow(context, root, most)
+            return context.drawn(self.name, chain=False, keep=context.max_nodes, most=most)
+        else:
+            self._follow(context, root, most)
+        return context.drawn(self.name, chain=not self.trees, most=most)
+
+    def _follow(self, context: Context, at: Frontier, most: Tensor) -> None:
+        """A chain: one child at a time, each fed in its turn."""
+        for step in range(1, context.max_nodes + 1):
+            drawn = context.draw(at.logits, at.nodes, ids=self.network.ids)
+            if step < context.max_nodes:
+                batch = self.step_batch(context, drawn.tokens[:, 0, 0], step, most)
+                logits, states = self._run(self.network.steps, batch, at.states)
+                at = Frontier(drawn.nodes[:, :, 0], logits, states, None)
+
+    def _draw_parallel(self, context: Context, root: Frontier, most: Tensor) -> None:
+        """P-EAGLE: the places behind the newest token hold masks, and one pass gives the drafts behind each."""
+        network, more = self.network, context.max_nodes - 1
+        assert network.mask is not None
+        logits, nodes = root.logits, root.nodes
+        if more:
+            masks = torch.full((len(nodes), more), network.form.mask or 0, device=nodes.device)
+            batch = self.level_batch(context, masks, None, 0, most)
+            found, _ = self._run(network.pairs, batch, network.mask.expand(*masks.shape, -1))
+            logits = torch.cat([logits, found], dim=1)
+        for place in range(context.max_nodes):
+            nodes = context.draw(logits[:, place, None], nodes, ids=network.ids).nodes[:, :, 0]
+
+    def _fill(self, context: Context, at: Frontier, most: Tensor) -> None:
+        """EAGLE-1's tree: the same places every time."""
+        fed = total = 0
+        for level, counts in enumerate(STATIC):
+            tokens, nodes, above = [], [], []
+            for count, group in groupby(range(len(counts)), key=counts.__getitem__):
+                parents = list(group)
+                some = slice(parents[0], parents[-1] + 1)
+                drawn = context.draw(at.logits[:, some], at.nodes[:, some], count, ids=self.network.ids)
+                tokens.append(drawn.tokens.flatten(1))
+                nodes.append(drawn.nodes.flatten(1))
+                above += [parent for parent in parents for _ in range(count)]
+            total += len(above)
+            if level + 1 == len(STATIC) or total >= context.max_nodes:
+                break
+            width = len(STATIC[level + 1])
+            chosen = torch.arange(width, device=most.device).expand(len(most), width)
+            parent = torch.tensor(above, device=most.device).expand(len(most), -1)
+            level_of = Level(torch.cat(tokens, dim=1), torch.cat(nodes, dim=1), parent)
+            at = self._descend(context, at, level_of.only(chosen), fed, most)
+            fed += width
+
+    def _grow(self, context: Context, at: Frontier, most: Tensor) -> None:
+        """EAGLE-2's tree: on each level the nodes grow whose whole path is likeliest; the best of all are kept later.
+
+        A node that grows takes a line of the cache, and there are as many as nodes may be proposed: with a small budget
+        fewer than top_k grow on a level.
+        """
+        levels = min(self.config.depth + 1, context.max_nodes)
+        count = min(self.config.top_k, self.network.head.shape[0])
+        width = max(1, min(count, (context.max_nodes - 1) // max(1, levels - 1)))
+        for level in range(levels):
+            drawn = context.draw(at.logits, at.nodes, count, likeliest=True, ids=self.network.ids)
+            if level + 1 == levels:
+                break
+            tokens, nodes = drawn.tokens.flatten(1), drawn.nodes.flatten(1)
+            scores = context.scores()[:, -tokens.shape[1] :].nan_to_num(nan=float("-inf"))
+            best = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :width]
+            parent = torch.arange(tokens.shape[1], device=best.device).expand_as(tokens) // count
+            at = self._descend(context, at, Level(tokens, nodes, parent).only(best), level * width, most)
+
+    def _descend(self, context: Context, at: Frontier, level: Level, fed: int, most: Tensor) -> Frontier:
+        """Feed the nodes of a level that are to grow, behind the `fed` rows that were fed before them."""
+        width = level.tokens.shape[1]
+        own = fed + torch.arange(width, device=most.device).expand(len(most), width)
+        paths = own[:, :, None]
+        if at.paths is not None:
+            paths = torch.cat([_gather(at.paths, level.parents), paths], dim=2)
+        batch = self.level_batch(context, level.tokens, paths, fed, most)
+        logits, states = self._run(self.network.steps, batch, _gather(at.states, level.parents))
+        nodes = torch.where(own < most[:, None] - 1, level.nodes, PADDING)
+        return Frontier(nodes, logits, states, paths)
+
+    def _run(self, reading: Reading, batch: Batch, states: Tensor) -> tuple[Tensor, Tensor]:
+        """states [B, P, W] → the logits [B, P, Vd] behind each row, and its own state [B, P, h]."""
+        batch_size, width, _ = states.shape
+        out = self.network.run(reading, batch, states.flatten(0, 1), self._caches, every=True)
+        assert out.logits is not None and out.tapped is not None
+        return out.logits.view(batch_size, width, -1), out.tapped.view(batch_size, width, -1)
+
+
+class Level(NamedTuple):
+    """Nodes drawn at one depth, all [B, n]."""
+
+    tokens: Tensor
+    nodes: Tensor  # by number
+    parents: Tensor  # by place among the nodes that had children
+
+    def only(self, chosen: Tensor) -> Level:
+        """The ones at places chosen [B, W]."""
+        return Level(*(part.gather(1, chosen) for part in self))
+
+
+def _gather(values: Tensor, places: Tensor) -> Tensor:
+    """values [B, P, …] at places [B, W]."""
+    return values.gather(1, places[:, :, None].expand(-1, -1, values.shape[2]))

@@ -1,0 +1,288 @@
+"""The contract every drafter is held to, for tests of one's own: whatever it proposes, not one token changes.
+
+`check_drafter(factory)` runs a drafter on a tiny random target in every situation there is: batches, chunked prompts,
+prefix hits, preemption, small pages, rounds ahead of the host, budgets that change, drafters switched in mid-answer. It
+wants the very tokens of plain decoding, to the bit, on the reference kernels. Prompts, seeds and settings are fixed.
+
+A drafter that says `on_device` is run on PyTorch's `meta` device too, where tensors have shapes and no values: any read
+by the host (`.item()`, `.tolist()`, `nonzero`, a truth value) raises there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from paceline.cache.slots import Slots
+from paceline.drafters import make
+from paceline.drafters.base import Observation
+from paceline.engine.context import DraftContext
+from paceline.engine.engine import Engine
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.stats import EngineStats, SequenceStats
+from paceline.llm import LLM
+from paceline.params import SamplingParams
+from paceline.prompts import Prompt
+
+VOCAB = 97
+MAX_TOKENS = 24
+BATCHES = (1, 3)
+SETTINGS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
+    "seeded": SamplingParams(temperature=1.0, seed=11, max_tokens=MAX_TOKENS, ignore_eos=True),
+    "everything": SamplingParams(
+        temperature=0.8,
+        seed=12,
+        top_p=0.9,
+        top_k=30,
+        min_p=0.01,
+        presence_penalty=0.4,
+        frequency_penalty=0.2,
+        repetition_penalty=1.2,
+        logit_bias={5: 1.5, 9: -3.0},
+        bad_words=[[7], [3, 4]],
+        min_tokens=6,
+        stop_token_ids=[90],
+        max_tokens=MAX_TOKENS,
+        ignore_eos=True,
+    ),
+}
+# Options of the engine; behind: on a device that is so many rounds behind the host.
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "fresh": {},
+    "chunked": {"max_batched_tokens": 9},
+    "preempted": {"prefix_caching": False},
+    "small_pages": {"block_size": 4},
+    "behind_1": {"behind": 1},
+    "behind_2": {"behind": 2, "block_size": 4},
+    "behind_2_preempted": {"behind": 2, "prefix_caching": False},
+}
+
+
+@functools.cache
+def tiny_model(layers: int = 2, hidden: int = 32, seed: int = 0, vocab: int = VOCAB) -> Any:
+    """A random Llama; wide initial weights, so that its choices are far from uniform."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.4,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return transformers.LlamaForCausalLM(config).eval().float()
+
+
+def tiny_llm(drafter: Any = None, behind: int | None = None, **options: Any) -> LLM:
+    """behind: on a device that is so many rounds behind the host."""
+    given = {"kernels": "reference", "max_model_len": 200, "device": "cpu", **options}
+    llm = LLM(tiny_model(), drafter=None if behind is not None else drafter, **given)
+    if behind is not None:
+        set_apart(llm, behind)
+        llm.set_drafter(drafter)
+    return llm
+
+
+def set_apart(llm: LLM, behind: int) -> LLM:
+    """Let the LLM's engine believe its CPU to be a device elsewhere, whose rounds the host reads `behind` rounds late.
+
+    The host's tables are memory of their own: what a round decides reaches them only when the round is read.
+    """
+    old = llm.engine
+    pages = old.table.pages.host.shape[1]
+    table = Slots(llm.options.max_num_seqs, llm.max_model_len, pages, old.target.device, apart=True)
+    rows, prefixes = old.scheduler.max_batched_tokens, old.scheduler.prefix_caching
+    scheduler = Scheduler(old.cache.pool, table, rows, prefixes)
+    llm.engine = Engine(old.target, old.cache, table, scheduler, old.rule.name, depth=behind)
+    return llm
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Repetitive prompts of different lengths, one of them longer than two pages."""
+    chooser = random.Random(count)
+    lengths = (7, 23, 12)[:count]
+    return [[chooser.randrange(3, VOCAB) for _ in range(length)] * 2 for length in lengths]
+
+
+@functools.cache
+def plain(batch: int, setting: str) -> list[list[int]]:
+    """What plain decoding says."""
+    return tokens_of(tiny_llm(), batch, setting)
+
+
+def options_in(situation: str, batch: int) -> dict[str, Any]:
+    options = dict(SITUATIONS[situation])
+    if "preempted" in situation:
+        options["max_model_len"] = 100 if batch == 3 else 90
+        options["num_pages"] = -(-options["max_model_len"] // 16) + 1
+    return options
+
+
+def tokens_of(llm: LLM, batch: int, setting: str, **changes: Any) -> list[list[int]]:
+    """The tokens of one run; the engine's books have to be in order after it."""
+    return [tokens for tokens, _ in _run(llm, batch, setting, **changes)]
+
+
+def _run(llm: LLM, batch: int, setting: str, **changes: Any) -> list[tuple[list[int], SequenceStats]]:
+    params = dataclasses.replace(SETTINGS[setting], **changes)
+    outputs = [output.outputs[0] for output in llm.generate(prompts(batch), params)]
+    for output in outputs:
+        assert len(output.provenance) == len(output.token_ids) == output.stats.tokens
+    llm.engine.cache.pool.check()
+    assert llm.engine.table.num_free == llm.options.max_num_seqs, "a slot was not given back"
+    assert not llm.engine.has_work
+    return [(output.token_ids, output.stats) for output in outputs]
+
+
+@dataclasses.dataclass
+class Checked:
+    """What a drafter did while it was held to the contract: equality is worth something where drafts were accepted."""
+
+    runs: int = 0
+    proposed: int = 0
+    accepted: int = 0
+
+
+class Wavering:
+    """A budget that is another in every round, nothing included."""
+
+    def __init__(self, most: int) -> None:
+        self._sizes = itertools.cycle((most, 1, 0, max(1, most // 2)))
+
+    def choose(self, num_running: int, history: EngineStats) -> int:
+        return next(self._sizes)
+
+
+def check_drafter(factory: Callable[[], Any], kernels: str = "reference") -> Checked:
+    """Hold a drafter to the contract; an AssertionError says where it broke.
+
+    factory: makes what `LLM(drafter=…)` takes, for a Llama of 97 tokens, 2 layers and hidden size 32 (`tiny_model()`).
+    """
+    checked, settings = Checked(), itertools.cycle(SETTINGS)
+    wanted = _wanted(kernels)
+
+    def check(where: str, llm: LLM, batch: int, setting: str, **changes: Any) -> None:
+        found = _run(llm, batch, setting, **changes)
+        for tokens, expected in zip((tokens for tokens, _ in found), wanted(batch, setting)):
+            assert tokens == expected, f"{where}, batch of {batch}, {setting}: plain decoding says {expected}"
+        checked.runs += 1
+        checked.proposed += sum(sum(stats.proposed) for _, stats in found)
+        checked.accepted += sum(sum(stats.accepted) for _, stats in found)
+
+    config = make(factory())
+    if config is not None and config.create().on_device:
+        for setting in SETTINGS:
+            check_reads_nothing(factory, setting)
+    for situation, batch in itertools.product(SITUATIONS, BATCHES):
+        llm = tiny_llm(factory(), **{"kernels": kernels, **options_in(situation, batch)})
+        check(situation, llm, batch, next(settings))
+    for batch, setting in zip(itertools.cycle(BATCHES), SETTINGS):
+        llm = tiny_llm(factory(), kernels=kernels, block_size=4)
+        for where in ("a first run", "prefix hits"):
+            check(where, llm, batch, setting)
+        check("no drafts", llm, batch, setting, max_draft_tokens=0)
+        check("drafts of two tokens", llm, batch, setting, max_draft_tokens=2)
+        assert llm.engine.drafter is not None
+        llm.engine.budget = Wavering(llm.engine.drafter.max_nodes)
+        check("budgets that change", llm, batch, setting)
+        llm.set_drafter(None)
+        check("switched off", llm, batch, setting)
+        llm.set_drafter(factory())
+        check("switched on again", llm, batch, setting)
+    _check_switch(factory, wanted(3, "seeded"), kernels)
+    return checked
+
+
+def _wanted(kernels: str) -> Callable[[int, str], list[list[int]]]:
+    if kernels == "reference":
+        return plain
+    return functools.cache(lambda batch, setting: tokens_of(tiny_llm(kernels=kernels), batch, setting))
+
+
+def _check_switch(factory: Callable[[], Any], wanted: list[list[int]], kernels: str) -> None:
+    """Off, on and over to a fresh one, in the middle of three answers."""
+    llm = tiny_llm(factory(), kernels=kernels, block_size=4)
+    names = [llm.add(Prompt(None, ids), SETTINGS["seeded"]) for ids in prompts(3)]
+    said: dict[str, list[int]] = {name: [] for name in names}
+    for number in itertools.count():
+        if number in (3, 6, 9):
+            llm.set_drafter(None if number == 3 else factory())
+        for update in llm.step():
+            said[update.request_id] += update.tokens
+        if not llm.engine.has_work:
+            break
+    assert list(said.values()) == wanted, f"switched in mid-answer: plain decoding says {wanted}"
+
+
+def on_nothing(drafter: Any, acceptance: str = "exact") -> LLM:
+    """An LLM on the device without data, which never waits for a round."""
+    llm = LLM(tiny_model(), device="meta", kernels="torch", max_model_len=64, acceptance=acceptance, max_num_seqs=4)
+    llm.engine.depth = 1000
+    llm.set_drafter(drafter)
+    return llm
+
+
+def launch(llm: LLM, setting: str, rounds: int = 7) -> None:
+    for length in (5, 19):
+        llm.add(Prompt(None, list(range(3, 3 + length))), SETTINGS[setting])
+    for _ in range(rounds):
+        assert llm.step() == [], "nothing can have been read"
+
+
+def check_reads_nothing(factory: Callable[[], Any], setting: str = "greedy") -> None:
+    """Rounds on a device without data, with lists of slots that no drafter may walk through."""
+    with closed_lists():
+        launch(on_nothing(factory()), setting)
+
+
+class Closed(list[int]):
+    """A list whose length anybody may ask for, and that only the engine may walk through."""
+
+    def __iter__(self) -> Iterator[int]:
+        file = Path(sys._getframe(1).f_code.co_filename)
+        if "drafters" in file.parts or ROOT not in file.parents:
+            raise AssertionError("a drafter on the device looped over sequences")
+        return super().__iter__()
+
+
+ROOT = Path(__file__).parent
+
+
+@contextmanager
+def closed_lists() -> Iterator[None]:
+    """Whoever is given the host's list of a round's slots is given a closed one."""
+
+    def closing(kind: Any) -> Callable[..., None]:
+        made = kind.__init__
+
+        def init(self: Any, *args: Any, **given: Any) -> None:
+            made(self, *args, **given)
+            if not isinstance(self.slot_list, Closed):
+                self.slot_list = Closed(self.slot_list)
+
+        return init
+
+    with (
+        mock.patch.object(DraftContext, "__init__", closing(DraftContext)),
+        mock.patch.object(Observation, "__init__", closing(Observation)),
+    ):
+        yield
+
+
+__all__ = ["Checked", "check_drafter", "check_reads_nothing", "tiny_llm", "tiny_model"]

@@ -1,0 +1,36 @@
+"""The measurement of starts, its shape: no time is judged here."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def startup() -> Any:
+    path = Path(__file__).parents[2] / "bench" / "startup.py"
+    spec = importlib.util.spec_from_file_location("startup", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_run_has_its_first_output_its_end_and_its_processor_time(startup: Any, tmp_path: Path) -> None:
+    (tmp_path / "there.py").write_text("import time; print(time.sleep(0.2) or 'x', flush=True); time.sleep(0.2)")
+    side = startup.Side(sys.executable, "import there", checkout=tmp_path)
+    side.run(), side.run()
+    figures = side.figures()
+    assert all(len(figures[name]["runs"]) == 2 for name in startup.FIGURES)
+    assert 0.2 <= figures["first"]["least"] <= figures["whole"]["least"] - 0.2
+    assert 0 < figures["whole, processor"]["least"] <= figures["whole, processor"]["median"]
+    assert figures["first, processor"]["median"] > 0
+
+
+def test_a_run_that_fails_is_no_figure(startup: Any) -> None:
+    with pytest.raises(SystemExit, match="ended with code 3"):
+        startup.Side(sys.executable, "raise SystemExit(3)").run()
