@@ -314,7 +314,7 @@ REFUSED_FLAGS = [
     ("--user_input", ("--user_input needs a value",)),
     ("-tp", ("-tp needs a value",)),
     ("-pp 2", ("-pp 2", "one device")),
-    ("--speculative-config {method:ngram}", ("speculative_config='{method:ngram}'", "JSON")),
+    ("--speculative-config {method:ngram}", ("--speculative-config {method:ngram}", "JSON")),
     ("--quant-type a8w8", ("--quant-type a8w8", "weight_only_int8")),
     ("--gamm 5", ("'--gamm'", "'--gamma'")),
     ("--max-token 5", ("'--max-token'", "'--max-tokens'")),

@@ -156,7 +156,7 @@ def _read_speculative_config(reading: Reading, name: str, value: Any, written: s
     except ValueError:
         given = None
     if not isinstance(given, Mapping):
-        raise OptionError(f"{show(name, value)} is not allowed; allowed: a dictionary, or its JSON")
+        raise OptionError(f"{written} is not allowed; allowed: a dictionary, or its JSON")
     keys = [row.name.removeprefix(f"{name}.") for row in table.SPELLINGS if row.name.startswith(f"{name}.")]
     for key, inner in given.items():
         if key not in keys:
@@ -195,7 +195,7 @@ def _read_generation_config(reading: Reading, name: str, value: Any, written: st
     """A dictionary, or transformers' object, of which only what differs from its defaults counts."""
     given = value.to_diff_dict() if hasattr(value, "to_diff_dict") else value
     if not isinstance(given, Mapping):
-        raise OptionError(f"{show(name, value)} is not allowed; allowed: a dictionary or a GenerationConfig")
+        raise OptionError(f"{written} is not allowed; allowed: a dictionary or a GenerationConfig")
     for key, inner in given.items():
         if inner is not None and key != "transformers_version" and not key.startswith("_"):
             reading.take(key, inner, show(f"{name}.{key}", inner))
