@@ -120,14 +120,6 @@ def test_every_spelling_is_on_its_systems_page_and_no_test_is_named_there() -> N
         assert "tests/" not in text and not re.search(r"\|[^|\n]*\btest\b[^|\n]*\|", text)
 
 
-def test_the_test_that_a_spelling_names_exists() -> None:
-    text = (ROOT / "tests" / "test_compat.py").read_text(encoding="utf-8")
-    mark = '@pytest.mark.parametrize("row", SPELLINGS, ids=lambda row: row.id)'
-    (held,) = re.findall(re.escape(mark) + r"\n(?:@.*\n)*def (\w+)\(", text)
-    for row in compat.SPELLINGS:
-        assert row.test == f"tests/test_compat.py::{held}[{row.id}]"
-
-
 # Transcripts
 
 

@@ -37,11 +37,6 @@ class Spelling:
     switch: bool = False
 
     @property
-    def test(self) -> str:
-        """The test that holds this row."""
-        return f"tests/test_compat.py::test_a_spelling_means_what_the_table_says[{self.id}]"
-
-    @property
     def id(self) -> str:
         return "-".join(part for part in (self.system, self.name, self.value) if part)
 

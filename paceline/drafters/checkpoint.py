@@ -14,14 +14,16 @@ from typing import Any
 from torch import Tensor
 
 from paceline.drafters.base import Target
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, OptionError
 from paceline.kernels import select
 from paceline.kernels.ops import Packed, Weight
-from paceline.kernels.quantise import check_quantization
+from paceline.kernels.quantise import METHODS
 from paceline.models import loader
 from paceline.models.json_file import read_object
 from paceline.models.sources import FolderSource
 from paceline.models.weights import Source, Weights
+
+FLOATS = "none"  # the packing that packs nothing
 
 
 class Renamed:
@@ -87,10 +89,9 @@ class Checkpoint:
         if own != targets:
             raise CheckpointError(f"{self.label} was made for a target with {what} {own}, but this one has {targets}")
 
-    def weights(self, target: Target, quantization: str | None = None) -> Weights:
-        """To read a network's weights with, for the target's kernels. quantization: how the native ones pack floats."""
-        native = target.model.ops.name == "native"
-        ops = select(target.kernels, target.device, target.dtype, quantization if native else None)
+    def weights(self, target: Target, quantization: str) -> Weights:
+        """To read a network's weights with, for the target's kernels."""
+        ops = select(target.kernels, target.device, target.dtype, packing(quantization, target))
         return Weights(self.source, ops, target.dtype, target.device)
 
     def finish(self, weights: Weights, ignored: str = "") -> None:
@@ -106,15 +107,15 @@ def own_or_borrowed(weights: Weights, name: str, shape: tuple[int, int], borrowe
     return weights.matrix([name], [shape]) if weights.has(name) else borrowed
 
 
-def packing(quantization: str | None) -> str | None:
-    """How a drafter's float weights are packed: int8 unless something else is said. none: they stay floats.
-
-    Acceptance is exact, so this changes nothing but speed.
-    """
-    if quantization == "none":
-        return None
-    check_quantization(quantization)
-    return quantization or "int8"
+def check_packing(quantization: str) -> None:
+    """How a drafter's float weights are packed at load. Acceptance is exact, so this changes nothing but speed."""
+    if quantization not in METHODS and quantization != FLOATS:
+        raise OptionError(f"quantization={quantization!r} is not known; allowed: {', '.join(METHODS)}, {FLOATS}")
 
 
-__all__ = ["Checkpoint", "Renamed", "own_or_borrowed", "packing"]
+def packing(quantization: str, target: Target) -> str | None:
+    """The same as kernels are told it; only the native ones pack."""
+    return None if quantization == FLOATS or target.model.ops.name != "native" else quantization
+
+
+__all__ = ["Checkpoint", "Renamed", "check_packing", "own_or_borrowed", "packing"]

@@ -22,10 +22,10 @@ from paceline.cache.kv import KVCache
 from paceline.drafters.base import Context, Needs, Observation, Taps, Target
 from paceline.drafters.block import draw_block, masks
 from paceline.drafters.cached import StateReader
-from paceline.drafters.checkpoint import Checkpoint, own_or_borrowed, packing
+from paceline.drafters.checkpoint import Checkpoint, check_packing, own_or_borrowed
 from paceline.drafters.tree import Proposal
 from paceline.drafters.vocabulary import VocabularyMap
-from paceline.errors import CheckpointError, OptionError
+from paceline.errors import CheckpointError
 from paceline.kernels.ops import Forward, Head, Heads, Inputs, LayerSpec
 from paceline.models import llama
 from paceline.models.batch import Batch, Work, rows_at
@@ -33,6 +33,7 @@ from paceline.models.config import ModelConfig, make_config, read_activation, re
 from paceline.models.layers.linear import Linear
 from paceline.models.layers.rope import tables
 from paceline.models.weights import Weights
+from paceline.params import check_count
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,17 @@ class DFlash:
     """A DFlash drafter by its folder or hub id.
 
     num_draft_tokens: None drafts the block it was trained with; fewer make a shorter block.
-    quantization: how the native kernels pack its float weights: int8 (None), int4, or none.
+    quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
     """
 
     model: str
     num_draft_tokens: int | None = None
-    quantization: str | None = None
+    quantization: str = "int8"
 
     def __post_init__(self) -> None:
-        count = self.num_draft_tokens
-        if count is not None and (not isinstance(count, int) or count < 1):
-            raise OptionError(f"num_draft_tokens={count!r} is not allowed; allowed: 1 or more, or None")
+        if self.num_draft_tokens is not None:
+            check_count("num_draft_tokens", self.num_draft_tokens, 1)
+        check_packing(self.quantization)
 
     def create(self) -> DFlashDrafter:
         return DFlashDrafter(self)
@@ -153,7 +154,7 @@ class DFlashDrafter(StateReader):
         self.max_nodes, self.taps = wanted or shape.most_drafts, Taps(hidden=shape.taps)
         width = sum(target.model.tap_width(tap) for tap in shape.taps)
         config = read_sizes(files, target, width)
-        weights = files.weights(target, packing(self.config.quantization))
+        weights = files.weights(target, self.config.quantization)
         self.network = Network(config, weights, target, width)
         if not 0 <= shape.mask < self.network.embedding.shape[0]:
             rows = self.network.embedding.shape[0]

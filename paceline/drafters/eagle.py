@@ -19,12 +19,13 @@ from paceline.cache.slots import Slots
 from paceline.drafters import eagle_form
 from paceline.drafters.base import Context, Needs, Taps, Target
 from paceline.drafters.cached import StateReader
-from paceline.drafters.checkpoint import Checkpoint
+from paceline.drafters.checkpoint import Checkpoint, check_packing
 from paceline.drafters.eagle_form import Overrides
 from paceline.drafters.eagle_network import Network, Reading
 from paceline.drafters.tree import PADDING, ROOT, Proposal
 from paceline.errors import OptionError
 from paceline.models.batch import Batch
+from paceline.params import check_count
 
 SHAPES = ("chain", "static", "dynamic")
 
@@ -42,7 +43,7 @@ class Eagle:
     depth: levels of a dynamic tree below its first.
     layer_ids: the target's states an EAGLE-3 head reads, each by the layers before it, as (2, 15, 27) or "2/15/27".
     norm_before_residual: whether an EAGLE-3 head adds to the normed state, where its config is wrong about it.
-    quantization: none keeps its float weights, int8 (the default) and int4 pack them at load (native kernels).
+    quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
     """
 
     model: str
@@ -52,16 +53,15 @@ class Eagle:
     depth: int = 7
     layer_ids: tuple[int, ...] | str | None = None
     norm_before_residual: bool | None = None
-    quantization: str | None = None
+    quantization: str = "int8"
 
     def __post_init__(self) -> None:
         for name in ("num_draft_tokens", "top_k", "depth"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise OptionError(f"{name}={value!r} is not allowed; allowed: 1 or more")
+            check_count(name, getattr(self, name), 1)
         if self.tree not in SHAPES:
             raise OptionError(f"tree={self.tree!r} is not allowed; allowed: {', '.join(SHAPES)}")
         eagle_form.read_ids(self.layer_ids)
+        check_packing(self.quantization)
 
     def create(self) -> EagleDrafter:
         return EagleDrafter(self)
@@ -94,8 +94,7 @@ class EagleDrafter(StateReader):
             raise OptionError(
                 f"{checkpoint.label} drafts in parallel; tree={config.tree!r} is not allowed; allowed: chain"
             )
-        packed = "int8" if config.quantization is None else config.quantization
-        self.network = Network(form, checkpoint, target, None if packed == "none" else packed)
+        self.network = Network(form, checkpoint, target, config.quantization)
         self.taps = Taps(hidden=form.states)
         return Needs(self.network.layer_specs(), self.network.width)
 

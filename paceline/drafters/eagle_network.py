@@ -66,7 +66,7 @@ class Reading:
 
 
 class Network:
-    def __init__(self, form: Form, checkpoint: Checkpoint, target: Target, quantization: str | None) -> None:
+    def __init__(self, form: Form, checkpoint: Checkpoint, target: Target, quantization: str) -> None:
         weights = checkpoint.weights(target, quantization)
         self.form, self.ops, self.dtype = form, weights.ops, weights.dtype
         self.width = sum(target.model.tap_width(tap) for tap in form.states)

@@ -22,6 +22,7 @@ from paceline.drafters.cached import CachedDrafter
 from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
 from paceline.models.base import Model
+from paceline.params import check_count
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,9 @@ class EarlyExit:
     layers: int | None = None
 
     def __post_init__(self) -> None:
-        for option in ("num_draft_tokens", "layers"):
-            given = getattr(self, option)
-            if given is None and option == "layers":
-                continue
-            if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-                raise OptionError(f"{option} is {given!r}; it must be a whole number of at least 1")
+        check_count("num_draft_tokens", self.num_draft_tokens, 1)
+        if self.layers is not None:
+            check_count("layers", self.layers, 1)
 
     def create(self) -> EarlyExitDrafter:
         return EarlyExitDrafter(self)

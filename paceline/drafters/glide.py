@@ -18,10 +18,10 @@ from torch import Tensor
 from paceline.cache.kv import KVCache
 from paceline.drafters.base import Context, Needs, Taps, Target
 from paceline.drafters.chain import ChainReader
-from paceline.drafters.checkpoint import Checkpoint, packing
+from paceline.drafters.checkpoint import Checkpoint, check_packing
 from paceline.drafters.tree import PADDING, Proposal
 from paceline.drafters.vocabulary import match
-from paceline.errors import CheckpointError, OptionError
+from paceline.errors import CheckpointError
 from paceline.kernels.ops import Forward, Head, Heads, Hidden, Inputs
 from paceline.models import llama
 from paceline.models.base import Model
@@ -29,6 +29,7 @@ from paceline.models.batch import Batch
 from paceline.models.config import ModelConfig, make_config, read_activation, read_rope
 from paceline.models.layers.rope import tables
 from paceline.models.weights import Weights
+from paceline.params import check_count
 
 # CAPE: by tenths of the likeliest token's probability, how many tokens are tried at that depth.
 CANDIDATES = (8, 8, 8, 6, 6, 6, 4, 4, 2, 2, 2)
@@ -40,14 +41,14 @@ class Glide:
     """A GLIDE drafter by its folder or hub id.
 
     cape: try more tokens at depths where it is unsure, up to eight; num_draft_tokens is then the depth.
-    quantization: how the native kernels pack its float weights: int8 (None), int4, or none.
+    quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
     The rest overrides what its config.json says or lacks; what tensors say cannot be overridden.
     """
 
     model: str
     num_draft_tokens: int = 5
     cape: bool = False
-    quantization: str | None = None
+    quantization: str = "int8"
     large_hidden_size: int | None = None
     large_num_attention_heads: int | None = None
     num_attention_heads: int | None = None
@@ -55,8 +56,8 @@ class Glide:
     rope_theta: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.num_draft_tokens, int) or self.num_draft_tokens < 1:
-            raise OptionError(f"num_draft_tokens={self.num_draft_tokens!r} is not allowed; allowed: 1 or more")
+        check_count("num_draft_tokens", self.num_draft_tokens, 1)
+        check_packing(self.quantization)
 
     def create(self) -> GlideDrafter:
         return GlideDrafter(self)
@@ -120,7 +121,7 @@ class GlideDrafter(ChainReader):
         files = Checkpoint(self.config.model, strip=r"small_model\.", only=r"(?!large_model\.)")
         config = read_sizes(files, self.config)
         check(files, config, self.config, target)
-        weights = files.weights(target, packing(self.config.quantization))
+        weights = files.weights(target, self.config.quantization)
         self.model: Network = Network(config, weights, target)
         files.finish(weights)
         large, own = target.model.config.num_layers, config.num_layers

@@ -5,27 +5,45 @@ Knows networks that read states, and perhaps a token each; must not know any for
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.drafters.base import Context, Target
-from paceline.drafters.checkpoint import Checkpoint
-from paceline.drafters.static_tree import StaticTree
+from paceline.drafters.base import Context
+from paceline.drafters.checkpoint import check_packing
+from paceline.drafters.static_tree import StaticTree, find_tree
 from paceline.errors import OptionError
 from paceline.kernels.ops import Describes, Head, Hidden, Inputs, Ops, Weight
-from paceline.kernels.quantise import METHODS, check_quantization
-from paceline.models.weights import Weights
-
-FLOATS = "none"  # the packing that packs nothing
+from paceline.params import check_count
 
 
-def check_options(num_draft_tokens: Any, quantization: Any) -> None:
-    if num_draft_tokens is not None and (type(num_draft_tokens) is not int or num_draft_tokens < 1):
-        raise OptionError(f"num_draft_tokens={num_draft_tokens!r} is not allowed; allowed: 1 or more")
-    if quantization not in METHODS and quantization != FLOATS:
-        raise OptionError(f"quantization={quantization!r} is not known; allowed: {', '.join(METHODS)}, {FLOATS}")
+def check_options(num_draft_tokens: Any, quantization: str) -> None:
+    if num_draft_tokens is not None:
+        check_count("num_draft_tokens", num_draft_tokens, 1)
+    check_packing(quantization)
+
+
+@dataclass(frozen=True)
+class StaticHeads:
+    """A checkpoint of heads that draft a chain or a static tree.
+
+    num_draft_tokens: the length of a chain, at most the checkpoint's heads, which it is by default; of a tree the most
+    nodes.
+    tree: the name of a published tree, or a list of rank tuples such as [(0,), (1,), (0, 0)]; None: a chain.
+    quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
+    """
+
+    model: str
+    num_draft_tokens: int | None = None
+    tree: Any = None
+    quantization: str = "int8"
+
+    def __post_init__(self) -> None:
+        check_options(self.num_draft_tokens, self.quantization)
+        if self.tree is not None:
+            find_tree(self.tree)
 
 
 def chain_length(asked: int | None, most: int, label: str) -> int:
@@ -40,13 +58,6 @@ def fitting_tree(tree: StaticTree, asked: int | None, most: int, label: str) -> 
     if tree.depth > most:
         raise OptionError(f"the tree is {tree.depth} nodes deep, but {label} has {most} heads")
     return tree.first(asked or len(tree.nodes))
-
-
-def open_weights(checkpoint: Checkpoint, target: Target, quantization: str) -> Weights:
-    """Packed as asked for where the native kernels run; else floats."""
-    packed = None if quantization == FLOATS else quantization
-    check_quantization(packed)
-    return checkpoint.weights(target, packed)
 
 
 def run_head(ops: Ops, network: Describes, head: Weight, states: Tensor, ids: Tensor | None = None) -> Hidden:
@@ -68,12 +79,11 @@ def draw_next(context: Context, logits: Tensor | None, step: int) -> Tensor:
 
 
 __all__ = [
-    "FLOATS",
+    "StaticHeads",
     "chain_length",
     "check_options",
     "draw_next",
     "fitting_tree",
     "newest_tokens",
-    "open_weights",
     "run_head",
 ]

@@ -19,12 +19,11 @@ from paceline.drafters.base import FINAL, Context, Needs, Taps, Target
 from paceline.drafters.cached import StateReader
 from paceline.drafters.checkpoint import Checkpoint
 from paceline.drafters.heads import (
+    StaticHeads,
     chain_length,
-    check_options,
     draw_next,
     fitting_tree,
     newest_tokens,
-    open_weights,
     run_head,
 )
 from paceline.drafters.static_tree import Seats, StaticTree, find_tree
@@ -44,7 +43,7 @@ UNUSED = r"input_embed_fn\.weight|prefix_embeding_layer\.embed_tokens\.weight"  
 
 
 @dataclass(frozen=True)
-class Hydra:
+class Hydra(StaticHeads):
     """A checkpoint of Hydra heads as the drafter.
 
     num_draft_tokens: the length of a chain, at most the checkpoint's heads, which it is by default; of a tree the most
@@ -52,16 +51,6 @@ class Hydra:
     tree: the name of a published tree, or a list of rank tuples such as [(0,), (1,), (0, 0)]; None: a chain.
     quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
     """
-
-    model: str
-    num_draft_tokens: int | None = None
-    tree: Any = None
-    quantization: str = "int8"
-
-    def __post_init__(self) -> None:
-        check_options(self.num_draft_tokens, self.quantization)
-        if self.tree is not None:
-            find_tree(self.tree)
 
     def create(self) -> HydraDrafter:
         return HydraDrafter(self)
@@ -180,7 +169,7 @@ class HydraDrafter(StateReader):
         checkpoint = Checkpoint(self.config.model, kind.files if kind else (), r"hydra_head\.")
         self._check_kind(checkpoint, target)
         self._choose_shape(checkpoint, _count(checkpoint))
-        weights = open_weights(checkpoint, target, self.config.quantization)
+        weights = checkpoint.weights(target, self.config.quantization)
         self.heads, self._ops = read_heads(checkpoint, weights, target), weights.ops
         self.prefix: Prefix | None = None
         self._specs: list[LayerSpec] = []

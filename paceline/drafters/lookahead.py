@@ -25,6 +25,7 @@ from paceline.cache.kv import KVCache
 from paceline.drafters.base import Context, Needs, Observation, QuietDrafter, Taps, Target
 from paceline.drafters.tree import PADDING, ROOT, Proposal
 from paceline.errors import OptionError
+from paceline.params import check_count
 from paceline.sampling.verify import argmax
 
 POOL = 2048  # n-grams kept of a sequence, at least; the oldest go first
@@ -48,22 +49,17 @@ class Lookahead:
 
     def __post_init__(self) -> None:
         for option, least in (("window", 1), ("ngram", 3), ("guesses", 1)):
-            _check_count(option, getattr(self, option), least)
+            check_count(option, getattr(self, option), least)
         if self.num_draft_tokens is not None:
-            _check_count("num_draft_tokens", self.num_draft_tokens, 1)
+            check_count("num_draft_tokens", self.num_draft_tokens, 1)
             if self.num_draft_tokens >= self.ngram:
                 raise OptionError(
-                    f"num_draft_tokens is {self.num_draft_tokens}; an n-gram of {self.ngram} tokens brings at most "
-                    f"{self.ngram - 1}"
+                    f"num_draft_tokens={self.num_draft_tokens} is not allowed; an n-gram of {self.ngram} tokens brings "
+                    f"{self.ngram - 1} at most"
                 )
 
     def create(self) -> LookaheadDrafter:
         return LookaheadDrafter(self)
-
-
-def _check_count(option: str, given: object, least: int) -> None:
-    if not isinstance(given, int) or isinstance(given, bool) or given < least:
-        raise OptionError(f"{option} is {given!r}; it must be a whole number of at least {least}")
 
 
 class LookaheadDrafter(QuietDrafter):

@@ -16,7 +16,7 @@ from paceline.cache.kv import KVCache
 from paceline.drafters import table
 from paceline.drafters.base import FINAL, Context, Needs, Target
 from paceline.drafters.checkpoint import Checkpoint
-from paceline.drafters.heads import chain_length, check_options, draw_next, fitting_tree, open_weights, run_head
+from paceline.drafters.heads import StaticHeads, chain_length, draw_next, fitting_tree, run_head
 from paceline.drafters.states import StateKeeper
 from paceline.drafters.static_tree import Seats, StaticTree, find_tree
 from paceline.drafters.tree import Proposal
@@ -31,7 +31,7 @@ TOKEN_MAP = "token_map"
 
 
 @dataclass(frozen=True)
-class Medusa:
+class Medusa(StaticHeads):
     """A checkpoint of Medusa heads as the drafter.
 
     num_draft_tokens: the length of a chain, at most the checkpoint's heads, which it is by default; of a tree the most
@@ -39,16 +39,6 @@ class Medusa:
     tree: the name of a published tree, or a list of rank tuples such as [(0,), (1,), (0, 0)]; None: a chain.
     quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
     """
-
-    model: str
-    num_draft_tokens: int | None = None
-    tree: Any = None
-    quantization: str = "int8"
-
-    def __post_init__(self) -> None:
-        check_options(self.num_draft_tokens, self.quantization)
-        if self.tree is not None:
-            find_tree(self.tree)
 
     def create(self) -> MedusaDrafter:
         return MedusaDrafter(self)
@@ -132,7 +122,7 @@ class MedusaDrafter(StateKeeper):
         checkpoint.check("hidden size", checkpoint.shape(first)[1], target.model.tap_width(FINAL))
         num_heads = max(layout.layers) + 1
         self._choose_shape(checkpoint, num_heads)
-        weights = open_weights(checkpoint, target, self.config.quantization)
+        weights = checkpoint.weights(target, self.config.quantization)
         self.heads, self._ops = layout.read(weights, target, num_heads), weights.ops
         self._scale = float(checkpoint.config.get("logit_scale") or 1.0)
         self._map = self._read_map(checkpoint, target)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.drafters.base import FINAL, Context, Needs, Target
 from paceline.drafters.checkpoint import Checkpoint
-from paceline.drafters.heads import chain_length, check_options, draw_next, newest_tokens, open_weights, run_head
+from paceline.drafters.heads import chain_length, check_options, draw_next, newest_tokens, run_head
 from paceline.drafters.states import StateKeeper
 from paceline.drafters.tree import Proposal
 from paceline.errors import CheckpointError, OptionError
@@ -162,7 +162,7 @@ class MLPSpeculatorDrafter(StateKeeper):
         checkpoint.check("hidden size", checkpoint.shape(layout.find("proj", 0))[1], target.model.tap_width(FINAL))
         checkpoint.check("vocabulary size", checkpoint.shape(layout.find("emb", 0))[0], target.model.head.shape[0])
         self._choose_shape(checkpoint, layout.num_steps)
-        weights = open_weights(checkpoint, target, self.config.quantization)
+        weights = checkpoint.weights(target, self.config.quantization)
         self.steps, self._ops = layout.read(weights), weights.ops
         tied = r"(emb|proj|ln|head)\.\d+\.(weight|bias)"
         checkpoint.finish(weights, tied if layout.tied else "")

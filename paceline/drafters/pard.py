@@ -19,13 +19,14 @@ from paceline.cache.kv import KVCache
 from paceline.drafters.base import Context, Needs, Target
 from paceline.drafters.block import draw_block, masks
 from paceline.drafters.cached import TokenReader
-from paceline.drafters.checkpoint import packing
+from paceline.drafters.checkpoint import check_packing, packing
 from paceline.drafters.draft_model import DraftModel, load
 from paceline.drafters.tree import Proposal
-from paceline.errors import CheckpointError, OptionError
+from paceline.errors import CheckpointError
 from paceline.models import loader
 from paceline.models.batch import Batch
 from paceline.models.json_file import read_object
+from paceline.params import check_count
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Pard:
     """A PARD drafter: a folder, a hub id, or a transformers model with a `pard_token` in its config.
 
     pard_token: the mask token's id, where its config does not say it.
-    quantization: how the native kernels pack its float weights: int8 (None), int4, or none.
+    quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
     """
 
     model: Any
@@ -41,11 +42,11 @@ class Pard:
     pard_token: int | None = None
     dtype: str = "auto"
     tokenizer: Any = None
-    quantization: str | None = None
+    quantization: str = "int8"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.num_draft_tokens, int) or self.num_draft_tokens < 1:
-            raise OptionError(f"num_draft_tokens={self.num_draft_tokens!r} is not allowed; allowed: 1 or more")
+        check_count("num_draft_tokens", self.num_draft_tokens, 1)
+        check_packing(self.quantization)
 
     def create(self) -> PardDrafter:
         return PardDrafter(self)
@@ -61,9 +62,9 @@ class PardDrafter(TokenReader):
         self.config, self.max_nodes = config, config.num_draft_tokens
 
     def plan(self, target: Target) -> Needs:
-        given, native = self.config, target.model.ops.name == "native"
-        packed = packing(given.quantization)
-        plain = DraftModel(given.model, 1, False, given.dtype, given.tokenizer, packed if native else None)
+        given = self.config
+        packed = packing(given.quantization, target)
+        plain = DraftModel(given.model, 1, False, given.dtype, given.tokenizer, packed)
         self.model, self.vocabulary, self._furthest, dtype = load(plain, target)
         self._mask = find_mask(given, self.model.config.vocab_size)
         self._specs = tuple(self.model.layer_specs(dtype))

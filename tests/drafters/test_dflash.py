@@ -202,7 +202,7 @@ def test_a_folder_is_told_by_its_config_and_lengths_are_checked(tmp_path: Path) 
 
 def test_native_kernels_pack_its_weights_as_int8_unless_told_otherwise(tmp_path: Path) -> None:
     folder, found = str(write_dflash(tmp_path)), []
-    for quantization in (None, "none"):
+    for quantization in ("int8", "none"):
         llm = llm_with(tiny_model(), DFlash(folder, quantization=quantization), kernels="native")
         assert tokens_of(llm) == tokens_of(llm_with(tiny_model(), None, kernels="native"))
         found.append(llm.engine.drafter.network.ops.quantization)  # type: ignore[union-attr]

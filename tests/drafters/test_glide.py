@@ -269,7 +269,7 @@ def test_a_draft_length_below_one_is_refused() -> None:
 def test_native_kernels_pack_its_weights_as_int8_unless_told_otherwise(tmp_path: Path) -> None:
     folder = str(write_like_target(tmp_path, 1, 0.1))
     found = []
-    for quantization in (None, "int4", "none"):
+    for quantization in ("int8", "int4", "none"):
         llm = llm_with(tiny_model(1), Glide(folder, 2, quantization=quantization), kernels="native")
         assert tokens_of(llm) == tokens_of(llm_with(tiny_model(1), None, kernels="native"))
         found.append(llm.engine.drafter.model.ops.quantization)  # type: ignore[union-attr]

@@ -201,11 +201,11 @@ def test_a_slot_used_again_begins_afresh() -> None:
 @pytest.mark.parametrize(
     "options, said",
     [
-        ({"window": 0}, "window is 0; it must be a whole number of at least 1"),
-        ({"ngram": 2}, "ngram is 2; it must be a whole number of at least 3"),
-        ({"guesses": True}, "guesses is True; it must be a whole number of at least 1"),
-        ({"num_draft_tokens": 0}, "num_draft_tokens is 0; it must be a whole number of at least 1"),
-        ({"num_draft_tokens": 5}, "num_draft_tokens is 5; an n-gram of 5 tokens brings at most 4"),
+        ({"window": 0}, "window=0 is not allowed; allowed: a whole number, 1 or more"),
+        ({"ngram": 2}, "ngram=2 is not allowed; allowed: a whole number, 3 or more"),
+        ({"guesses": True}, "guesses=True is not allowed; allowed: a whole number, 1 or more"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens=0 is not allowed; allowed: a whole number, 1 or more"),
+        ({"num_draft_tokens": 5}, "num_draft_tokens=5 is not allowed; an n-gram of 5 tokens brings 4 at most"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:

@@ -108,7 +108,7 @@ def test_a_draft_model_is_not_taken_for_one_and_it_is_not_taken_for_a_draft_mode
 
 def test_native_kernels_pack_its_weights_as_int8_unless_told_otherwise() -> None:
     found = []
-    for quantization in (None, "none"):
+    for quantization in ("int8", "none"):
         llm = tiny_llm(Pard(agreeing(), 3, MASK, quantization=quantization), kernels="native")
         assert tokens_of(llm) == tokens_of(tiny_llm(kernels="native"))
         found.append(llm.engine.drafter.model.ops.quantization)  # type: ignore[union-attr]

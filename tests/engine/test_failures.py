@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,6 +18,7 @@ from paceline.outputs import CompletionOutput, Gathered
 from paceline.prompts import Prompt
 from paceline.sampling.state import SamplerState
 from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
+from tests.engine.interrupting import Interrupt
 from tests.fakes import check_books, tiny_llm, tiny_model
 from tests.tokens import NUM_IDS, tokenizer
 
@@ -41,32 +41,15 @@ UNTOUCHED = (
 )
 
 
-class Interrupt:
-    """Raises at the n-th line of the watched code that runs under it."""
+def interrupt_at(line: int) -> Interrupt:
+    """Counted in the watched folders, recovery apart."""
 
-    def __init__(self, line: int) -> None:
-        self.left, self.fired = line, False
+    def watched(frame: FrameType) -> bool:
+        code = frame.f_code
+        inside = any(code.co_filename.startswith(f"{PACKAGE}/{folder}/") for folder in WATCHED)
+        return inside and code.co_name not in UNTOUCHED
 
-    def __enter__(self) -> Interrupt:
-        self._before = sys.gettrace()
-        sys.settrace(self._called)
-        return self
-
-    def __exit__(self, *ignored: object) -> None:
-        sys.settrace(self._before)
-
-    def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
-        name = frame.f_code.co_filename
-        return self._line if any(name.startswith(f"{PACKAGE}/{folder}/") for folder in WATCHED) else None
-
-    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if self.fired or frame.f_code.co_name in UNTOUCHED:
-            return self._line
-        self.left -= event == "line"
-        if self.left <= 0:
-            self.fired = True
-            raise KeyboardInterrupt
-        return self._line
+    return Interrupt(line, watched)
 
 
 def finish(llm: LLM, gathered: dict[str, Gathered]) -> dict[str, CompletionOutput]:
@@ -92,7 +75,7 @@ def test_an_interrupt_at_any_line_loses_nothing(name: str, behind: int | None) -
         for prompt in prompts(3):
             gathered[llm.add(Prompt(None, prompt), SETTINGS["seeded"])] = Gathered()
         done: dict[str, CompletionOutput] = {}
-        interrupt = Interrupt(line)
+        interrupt = interrupt_at(line)
         try:
             with interrupt:
                 while llm.engine.has_work:
@@ -122,7 +105,7 @@ def test_an_interrupt_while_a_request_is_aborted_or_the_drafter_changed_loses_no
         for _ in range(3):
             for update in llm.step():
                 gathered[update.request_id].add(update)
-        with contextlib.suppress(KeyboardInterrupt), Interrupt(line):
+        with contextlib.suppress(KeyboardInterrupt), interrupt_at(line):
             llm.abort(second) if line % 2 else llm.set_drafter(DRAFTERS["draft_model"]({}))
         check_books(llm)
         llm.abort(second)
@@ -140,7 +123,7 @@ def test_the_text_that_was_streamed_is_whole_after_an_interrupt() -> None:
     for line in range(5, 1500, 41):
         gathered = {llm.add([5, 9, 22], params): Gathered()}
         done: dict[str, CompletionOutput] = {}
-        with contextlib.suppress(KeyboardInterrupt), Interrupt(line):
+        with contextlib.suppress(KeyboardInterrupt), interrupt_at(line):
             while llm.engine.has_work:
                 for update in llm.step():
                     output = gathered[update.request_id].add(update)
@@ -153,7 +136,7 @@ def test_the_text_that_was_streamed_is_whole_after_an_interrupt() -> None:
 def test_an_interrupted_call_leaves_nothing_behind_and_the_next_is_served() -> None:
     llm = tiny_llm(DRAFTERS["draft_model"]({}), block_size=4)
     for line in (30, 300, 900, 1500, 2600):
-        with pytest.raises(KeyboardInterrupt), Interrupt(line):
+        with pytest.raises(KeyboardInterrupt), interrupt_at(line):
             llm.generate(prompts(3), SETTINGS["greedy"])
         assert llm.engine.table.num_free == llm.options.max_num_seqs and not llm._live
         llm.engine.cache.pool.check()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import linecache
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -14,40 +13,21 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams, shared
+from tests.engine.interrupting import Interrupt
 from tests.fakes import check_books, tiny_llm
 
 PARAMS = SamplingParams(seed=1, max_tokens=2, ignore_eos=True)
 PROMPTS = [[5, 6], [7, 8], [9, 10]]
 
 
-class Interrupt:
-    """Raises at the n-th line of shared.py that runs under it.
+def interrupt_at(line: int) -> Interrupt:
+    """Counted in shared.py. Not at a `with`, where tracing stops again between body and end, nor at a `try`: no signal
+    is looked for there."""
 
-    Not at a `with`, where tracing stops again between body and end, nor at a `try`: no signal is looked for there.
-    """
+    def struck(frame: FrameType) -> bool:
+        return not linecache.getline(shared.__file__, frame.f_lineno).strip().startswith(("with ", "try:"))
 
-    def __init__(self, line: int) -> None:
-        self.left, self.fired = line, False
-
-    def __enter__(self) -> Interrupt:
-        self._before = sys.gettrace()
-        sys.settrace(self._called)
-        return self
-
-    def __exit__(self, *ignored: object) -> None:
-        sys.settrace(self._before)
-
-    def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self._line if frame.f_code.co_filename == shared.__file__ else None
-
-    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        source = linecache.getline(shared.__file__, frame.f_lineno).strip()
-        if not self.fired and event == "line" and not source.startswith(("with ", "try:")):
-            self.left -= 1
-            if self.left <= 0:
-                self.fired = True
-                raise KeyboardInterrupt
-        return self._line
+    return Interrupt(line, lambda frame: frame.f_code.co_filename == shared.__file__, struck)
 
 
 def some_rounds(llm: LLM) -> None:
@@ -84,7 +64,7 @@ def test_an_interrupt_at_any_line_of_one_caller_loses_nothing_of_the_others(
         said = list(next(old).token_ids)
         asked = llm._ask_one(PROMPTS[2], PARAMS, None, {})
         left: Future[Any] = llm._post(partial(llm._add, asked.samples, None))  # another thread's, not done yet
-        interrupt = Interrupt(line)
+        interrupt = interrupt_at(line)
         with contextlib.suppress(KeyboardInterrupt), interrupt:
             ACTIONS[action](llm)
         fired = interrupt.fired
