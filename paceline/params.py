@@ -114,12 +114,12 @@ class SamplingParams:
         return self.temperature <= GREEDY_BELOW
 
     def _check_numbers(self) -> None:
-        _number("temperature", self.temperature, 0.0, LARGEST)
-        _number("top_p", self.top_p, 0.0, 1.0, open_below=True)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 1 / LARGEST, LARGEST)
+        check_number("temperature", self.temperature, 0.0, LARGEST)
+        check_number("top_p", self.top_p, 0.0, 1.0, open_below=True)
+        check_number("min_p", self.min_p, 0.0, 1.0)
+        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_number("repetition_penalty", self.repetition_penalty, 1 / LARGEST, LARGEST)
 
     def _check_counts(self) -> None:
         check_count("top_k", self.top_k, -1)
@@ -239,7 +239,7 @@ def _is_word(word: Any) -> bool:
     return bool(word) if isinstance(word, str) else bool(_listed(word)) and _are_ids(_listed(word))
 
 
-def _number(name: str, value: Any, low: float, high: float, *, open_below: bool = False) -> None:
+def check_number(name: str, value: Any, low: float, high: float, *, open_below: bool = False) -> None:
     if not _is_number(value) or value < low or value > high or (open_below and value == low):
         bounds = f"{'above' if open_below else 'from'} {low:g} up to {high:g}"
         raise OptionError(f"{name}={value!r} is not allowed; allowed: a number {bounds}")

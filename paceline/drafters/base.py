@@ -11,6 +11,7 @@ What it counts on the host it counts in `note`, before the round.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from paceline.cache.slots import Slots
 from paceline.drafters.tree import Proposal
+from paceline.kernels.chain import Drafts, Picking
 from paceline.kernels.ops import LayerSpec
 from paceline.models.base import FINAL, Model
 from paceline.models.batch import Batch
@@ -187,6 +189,14 @@ class Context(Protocol):
         temperature and noise for that node. A parent of PADDING gets none. likeliest: under a rule that asks for the
         distribution of draws, take the likeliest instead of drawing, so that the tree may be pruned. ids [V']: the
         target's id of each logit, for a drafter that knows some of the tokens; None: they are all there, in order.
+        """
+        ...
+
+    def draw_chain(self, run: Callable[[Picking | None], Drafts]) -> Tensor | None:
+        """Have a chain of max_nodes drawn by kernels that can: run(how tokens are picked) -> drafts.
+
+        [B] how many each has; None: nothing was drawn and `run` not called, because something besides temperature and
+        noise has a part in the picking, or the rule asks for distributions. Nothing may be drawn afterwards.
         """
         ...
 

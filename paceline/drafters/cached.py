@@ -21,6 +21,7 @@ from torch import Tensor
 from paceline.cache.kv import KVCache
 from paceline.cache.slots import Slots
 from paceline.drafters.base import Context, HostRows, Observation, QuietDrafter, Target
+from paceline.kernels.chain import Feeding
 from paceline.kernels.ops import Hidden, LayerSpec
 from paceline.models.base import Model
 from paceline.models.batch import Batch, Nodes, Shape, Static, Work, pack, pack_rows, places_of, rows_at
@@ -125,6 +126,12 @@ class CachedDrafter(QuietDrafter):
         ]
         return self._pack(work, table, nodes)
 
+    def feeding(self, context: Context, most: Tensor) -> Feeding:
+        """Where a chain of its own drafts is fed, behind everyone's newest token: most[b] - 1 of them."""
+        slots, lengths, table = context.slots, context.lengths, context.table
+        first, size = self.first.index_select(0, slots), self._cache.pool.block_size
+        return Feeding(slots, lengths, lengths - 1 + most, first, table.pages.tensor, size)
+
     def level_batch(self, context: Context, tokens: Tensor, paths: Tensor | None, fed: int, most: Tensor) -> Batch:
         """W rows for each sequence, tokens [B, W]: drafts of its own, behind its newest token and `fed` such rows.
 
@@ -191,6 +198,13 @@ class TokenReader(CachedDrafter):
         logits = self._logits(batch, batch.places.sampled)
         self.read[context.slots] = context.lengths.clamp(max=self._reach)
         return logits if behind is None else logits[batch.places.index]
+
+    def read_finals(self, context: Context) -> Tensor:
+        """The same where the host knows how far each was read: what the head reads after each newest token [B, H]."""
+        batch = self._read_known(context, None)
+        finals = self.run(batch, None).final[batch.places.sampled]
+        self.read[context.slots] = context.lengths.clamp(max=self._reach)
+        return finals
 
     def feed(self, context: Context, tokens: Tensor, step: int, most: Tensor) -> Tensor:
         """Feed everyone its own draft number `step` (1 the first), tokens [B]; the logits behind it [B, V]."""

@@ -12,6 +12,7 @@ from paceline.cache.kv import KVCache
 from paceline.drafters.base import Context, Target
 from paceline.drafters.cached import TokenReader
 from paceline.drafters.vocabulary import VocabularyMap
+from paceline.kernels.chain import Chain, Drafts, Link, Picking
 from paceline.kernels.ops import LayerSpec
 from paceline.models.batch import Batch
 
@@ -31,24 +32,53 @@ class ChainReader(TokenReader):
         self._fed = torch.zeros(rows, self.depth, dtype=torch.int64, device=target.device)
         self._num_fed = torch.zeros(rows, dtype=torch.int64, device=target.device)
 
-    def draft_chain(self, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw a chain: everyone drafts as long as anyone may; what exceeds a budget is fed to nobody.
+    def draft_chain(self, context: Context) -> Tensor:
+        """Draw a chain, and no logits of it are wanted: [B] how many each may have."""
+        most, counts = self.begin(context), None
+        if self.model.ops.chains and self.vocabulary.same:
+            counts = context.draw_chain(lambda picking: self._draw_at_once(context, most, picking))
+        if counts is None:
+            self.draw_steps(context, most)
+            return most
+        return torch.minimum(most, counts)
 
-        How many each may have [B]; the tokens [B, D]; the logits each was drawn from, in target ids [B, D, V].
+    def draw_steps(self, context: Context, most: Tensor) -> tuple[Tensor, Tensor]:
+        """One draft after the other: everyone drafts as long as anyone may; what exceeds a budget is fed to nobody.
+
+        The tokens [B, D]; the logits each was drawn from, in target ids [B, D, V].
         """
-        steps = min(context.max_nodes, self.depth)
-        if self.keeps_drafts:
-            self._count_true(context)
-        most = torch.minimum(context.budgets, (self._reach - context.lengths).clamp(0, steps))
         logits = [self.vocabulary.to_target(self.read_up(context))]
         tokens = [self._draw(context, logits[0], parent=-1)]
-        for step in range(1, steps):
+        for step in range(1, min(context.max_nodes, self.depth)):
             logits.append(self.vocabulary.to_target(self.feed(context, tokens[-1], step, most)))
             tokens.append(self._draw(context, logits[-1], parent=step - 1))
         drawn = torch.stack(tokens, dim=1)
-        self._fed[context.slots, :steps] = drawn
+        self._note_fed(context, drawn, most)
+        return drawn, torch.stack(logits, dim=1)
+
+    def _draw_at_once(self, context: Context, most: Tensor, picking: Picking | None) -> Drafts:
+        """By kernels that draw a chain in one call, once what is unread was read."""
+        finals = self.read_finals(context)
+        links = [Link(self.model if step else None, self.model.head) for step in range(context.max_nodes)]
+        given = self.chain_inputs(context)
+        chain = Chain(links, self.feeding(context, most), finals=finals, named=given, picking=picking)
+        drafts = self.model.ops.chain(chain, self._caches)
+        self._note_fed(context, drafts.tokens, most)
+        return drafts
+
+    def chain_inputs(self, context: Context) -> dict[str, Tensor]:
+        """What its network is given beside tokens, [B, …], the same for every draft."""
+        return {}
+
+    def begin(self, context: Context) -> Tensor:
+        """Note which drafts came true; [B] what each may have now: the budgets, as far as positions go."""
+        if self.keeps_drafts:
+            self._count_true(context)
+        return torch.minimum(context.budgets, (self._reach - context.lengths).clamp(0, self.depth))
+
+    def _note_fed(self, context: Context, tokens: Tensor, most: Tensor) -> None:
+        self._fed[context.slots, : tokens.shape[1]] = tokens
         self._num_fed[context.slots] = (most - 1).clamp(min=0)
-        return most, drawn, torch.stack(logits, dim=1)
 
     def forget(self, slots: list[int]) -> None:
         super().forget(slots)

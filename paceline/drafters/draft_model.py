@@ -64,8 +64,7 @@ class DraftModelDrafter(ChainReader):
         self.open(target, cache, self._specs, self._furthest)
 
     def propose(self, context: Context) -> Proposal:
-        most, _, _ = self.draft_chain(context)
-        return context.drawn(self.name, most=most)
+        return context.drawn(self.name, most=self.draft_chain(context))
 
 
 def load(config: DraftModel, target: Target) -> tuple[Model, VocabularyMap, int, torch.dtype]:

@@ -21,11 +21,12 @@ from paceline.drafters.base import Context, Needs, Taps, Target
 from paceline.drafters.cached import StateReader
 from paceline.drafters.checkpoint import Checkpoint, check_packing
 from paceline.drafters.eagle_form import Overrides
-from paceline.drafters.eagle_network import Network, Reading
+from paceline.drafters.eagle_network import OWN, Network, Reading
 from paceline.drafters.tree import PADDING, ROOT, Proposal
 from paceline.errors import OptionError
+from paceline.kernels.chain import Chain, Drafts, Link, Picking
 from paceline.models.batch import Batch
-from paceline.params import check_count
+from paceline.params import check_count, check_number
 
 SHAPES = ("chain", "static", "dynamic")
 
@@ -43,6 +44,7 @@ class Eagle:
     depth: levels of a dynamic tree below its first.
     layer_ids: the target's states an EAGLE-3 head reads, each by the layers before it, as (2, 15, 27) or "2/15/27".
     norm_before_residual: whether an EAGLE-3 head adds to the normed state, where its config is wrong about it.
+    min_probability: a chain ends where the head itself gives all of it a smaller chance; 0 drafts to the end.
     quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
     """
 
@@ -53,11 +55,13 @@ class Eagle:
     depth: int = 7
     layer_ids: tuple[int, ...] | str | None = None
     norm_before_residual: bool | None = None
+    min_probability: float = 0.0
     quantization: str = "int8"
 
     def __post_init__(self) -> None:
         for name in ("num_draft_tokens", "top_k", "depth"):
             check_count(name, getattr(self, name), 1)
+        check_number("min_probability", self.min_probability, 0.0, 1.0)
         if self.tree not in SHAPES:
             raise OptionError(f"tree={self.tree!r} is not allowed; allowed: {', '.join(SHAPES)}")
         eagle_form.read_ids(self.layer_ids)
@@ -116,6 +120,9 @@ class EagleDrafter(StateReader):
     def propose(self, context: Context) -> Proposal:
         most = self.most_nodes(context)
         finals, states = (kept.index_select(0, context.slots) for kept in (self._finals, self._states))
+        at_once = self._draw_at_once(context, finals, states, most)
+        if at_once is not None:
+            return context.drawn(self.name, most=torch.minimum(most, at_once))
         logits = self.network.logits(finals)
         root = Frontier(torch.full_like(context.slots, ROOT)[:, None], logits[:, None], states[:, None], None)
         if self.network.form.mask is not None:
@@ -127,7 +134,22 @@ class EagleDrafter(StateReader):
             return context.drawn(self.name, chain=False, keep=context.max_nodes, most=most)
         else:
             self._follow(context, root, most)
+            most = self._likely(context, most)
         return context.drawn(self.name, chain=not self.trees, most=most)
+
+    def _draw_at_once(self, context: Context, finals: Tensor, states: Tensor, most: Tensor) -> Tensor | None:
+        """A chain by kernels that draw it in one call: [B] how many each has."""
+        network, least = self.network, self.config.min_probability
+        if self.trees or network.mask is not None or not network.ops.chains:
+            return None
+
+        def run(picking: Picking | None) -> Drafts:
+            links = [Link(network.steps if step else None, network.head) for step in range(context.max_nodes)]
+            given, own = {"states": states}, ("states", OWN)
+            chain = Chain(links, self.feeding(context, most), None, finals, given, own, network.ids, picking, least)
+            return network.ops.chain(chain, self._caches)
+
+        return context.draw_chain(run)
 
     def _follow(self, context: Context, at: Frontier, most: Tensor) -> None:
         """A chain: one child at a time, each fed in its turn."""
@@ -137,6 +159,12 @@ class EagleDrafter(StateReader):
                 batch = self.step_batch(context, drawn.tokens[:, 0, 0], step, most)
                 logits, states = self._run(self.network.steps, batch, at.states)
                 at = Frontier(drawn.nodes[:, :, 0], logits, states, None)
+
+    def _likely(self, context: Context, most: Tensor) -> Tensor:
+        """[B] of a chain as many drafts as are likely enough, all before them included."""
+        if not self.config.min_probability:
+            return most
+        return torch.minimum(most, (context.scores().exp() >= self.config.min_probability).cumprod(1).sum(1))
 
     def _draw_parallel(self, context: Context, root: Frontier, most: Tensor) -> None:
         """P-EAGLE: the places behind the newest token hold masks, and one pass gives the drafts behind each."""

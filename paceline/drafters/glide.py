@@ -140,11 +140,13 @@ class GlideDrafter(ChainReader):
 
     def propose(self, context: Context) -> Proposal:
         self._lengths = context.table.lengths
-        most, tokens, logits = self.draft_chain(context)
         if not self.config.cape:
-            return context.drawn(self.name, most=most)
-        self._draw_siblings(context, tokens, logits)
+            return context.drawn(self.name, most=self.draft_chain(context))
+        self._draw_siblings(context, *self.draw_steps(context, self.begin(context)))
         return context.drawn(self.name, chain=False)
+
+    def chain_inputs(self, context: Context) -> dict[str, Tensor]:
+        return {"below": context.lengths - 1}
 
     def run(self, batch: Batch, rows: Tensor | None) -> Hidden:
         layout = batch.layout

@@ -20,6 +20,7 @@ from paceline.drafters.heads import chain_length, check_options, draw_next, newe
 from paceline.drafters.states import StateKeeper
 from paceline.drafters.tree import Proposal
 from paceline.errors import CheckpointError, OptionError
+from paceline.kernels.chain import Chain, Drafts, Feeding, Link, Picking
 from paceline.kernels.ops import Forward, Weight
 from paceline.models.weights import Weights
 
@@ -191,10 +192,24 @@ class MLPSpeculatorDrafter(StateKeeper):
         if self.trees:
             return self._propose_tree(context).cut(most)
         state, token = self.newest(context), newest_tokens(context)
+        if self._ops.chains:
+            counts = context.draw_chain(lambda picking: self._draw_at_once(context, most, picking))
+            if counts is not None:
+                return context.drawn(self.name, most=torch.minimum(most, counts))
         for number, step in enumerate(self.steps[: min(context.max_nodes, self.max_nodes)]):
             found = run_head(self._ops, step, step.head, state, token)
             state, token = found.final, draw_next(context, found.logits, number)
         return context.drawn(self.name, most=most)
+
+    def _draw_at_once(self, context: Context, most: Tensor, picking: Picking | None) -> Drafts:
+        """By kernels that draw a chain in one call."""
+        table, lengths = context.table, context.lengths
+        links = [Link(step, step.head) for step in self.steps[: context.max_nodes]]
+        ends, page = lengths - 1 + most, table.max_length + 1  # it has no cache: nothing is looked up
+        nowhere = Feeding(context.slots, lengths, ends, lengths, table.pages.tensor, page)
+        given = {"states": self.newest(context)}
+        chain = Chain(links, nowhere, newest_tokens(context), None, given, ("states", FINAL), picking=picking)
+        return self._ops.chain(chain, ())
 
     def _propose_tree(self, context: Context) -> Proposal:
         """Every branch grows by a step's likeliest tokens; of the full-length paths the likeliest are kept."""

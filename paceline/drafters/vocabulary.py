@@ -28,16 +28,16 @@ class VocabularyMap:
         self.num_shared = len(draft_ids)
         table = torch.full((self.target_size,), unknown, dtype=torch.int64)
         table[target_ids] = draft_ids
-        self._identity = torch.equal(draft_ids, target_ids) and draft_size == self.target_size == self.num_shared
+        self.same = torch.equal(draft_ids, target_ids) and draft_size == self.target_size == self.num_shared
         self.draft_ids, self.target_ids = draft_ids.to(device), target_ids.to(device)
         self._to_draft = table.to(device)
 
     def to_draft(self, ids: Tensor) -> Tensor:
-        return ids if self._identity else self._to_draft[ids]
+        return ids if self.same else self._to_draft[ids]
 
     def to_target(self, logits: Tensor) -> Tensor:
         """[B, draft V] → [B, target V]; what the draft model cannot say is -inf."""
-        if self._identity:
+        if self.same:
             return logits
         result = logits.new_full((len(logits), self.target_size), float("-inf"))
         return result.index_copy(1, self.target_ids, logits.index_select(1, self.draft_ids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from paceline.drafters.base import Drawn
 from paceline.drafters.tree import PADDING, Proposal
+from paceline.kernels.chain import Drafts, Picking
 from paceline.sampling import noise
 from paceline.sampling.processors import process
 from paceline.sampling.rules import Rule
@@ -127,6 +129,20 @@ class DraftContext:
         self._processed.append((processed.view(batch, width, -1), parents, picked.view(batch, width, count)))
         tokens = picked if ids is None else ids[picked]
         return self._append(tokens.view(batch, width, count), parents, path)
+
+    def draw_chain(self, run: Callable[[Picking | None], Drafts]) -> Tensor | None:
+        """Let the kernels draw it all: see the protocol."""
+        if self.table.apart or self._keep_probs or not self._state.tempered.issuperset(self.slot_list):
+            return None
+        assert not self._tokens.shape[1], "a chain is drawn from its beginning"
+        picking = None
+        if self._sampled:
+            steps = torch.arange(self.max_nodes, device=self.table.device)
+            picking = self._state.picking(self.slots, self.lengths + steps[:, None])
+        self._tokens, counts = run(picking)
+        steps = torch.arange(-1, self._tokens.shape[1] - 1, device=self.table.device)
+        self._parents = steps.expand_as(self._tokens)
+        return counts
 
     def _widen(self, logits: Tensor, ids: Tensor) -> Tensor:
         """[B, P, V'] → [B, P, V]: a token the drafter does not know has no chance."""

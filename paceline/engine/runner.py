@@ -17,8 +17,9 @@ from paceline.drafters.base import Before, Drafter, HostRows, Observation, Taps,
 from paceline.drafters.tree import Proposal
 from paceline.engine.context import DraftContext
 from paceline.engine.round import Plan, PromptRows, Round, Times, histories, pad_proposal, undrafted
+from paceline.kernels.cpu.chain import pick
 from paceline.kernels.ops import Hidden, cache_rows
-from paceline.models.batch import Batch, Nodes, pack, pack_newest
+from paceline.models.batch import Batch, Nodes, Work, pack, pack_newest
 from paceline.sampling.processors import process
 from paceline.sampling.rules import Rule
 from paceline.sampling.state import SamplerState
@@ -109,11 +110,21 @@ class Runner:
             return follow(proposal, sizes, out.best.tolist())
         return self._judge(proposal, paths, batch, out, slots)
 
-    def _judge(self, proposal: Proposal, paths: Tensor | None, batch: Batch, out: Hidden, slots: list[int]) -> Verdict:
+    def _judge(
+        self, proposal: Proposal, paths: Tensor | None, batch: Batch, out: Hidden, slots: list[int]
+    ) -> Verdict | Followed:
         assert out.logits is not None
         history = histories(proposal, paths, batch, slots)
+        if out.best is not None and self._follows(slots):
+            picking = self.state.picking(history.slots, history.positions + 1)
+            picked = pick(out.logits[: len(history.slots)], picking).tolist()
+            return follow(proposal, [count - 1 for count in batch.places.sampled_counts], picked)
         logits = process(out.logits[: len(history.slots)], history, self.state)
         return verify(Judged(proposal, logits, history, batch.places.index, self.state), self.rule)
+
+    def _follows(self, slots: list[int]) -> bool:
+        """Whether the library can pick for all of them, and the rule takes just that."""
+        return self.rule.follows and not self.table.apart and self.state.tempered.issuperset(slots)
 
     def _prompt_rows(self, plan: Plan, batch: Batch) -> tuple[list[PromptRows], Tensor]:
         """Who wants raw logits of its prompt, and all rows that are looked at, those behind the sampled ones: every
@@ -171,6 +182,8 @@ class Runner:
         new = [work.slot not in self.met and work.start != 0 for work in plan.work]
         if any(new):
             before = self._before(seen.batch, new)
+        if not self.table.apart and not any(_fills_a_page(work, size) for work in plan.work):
+            return before
         ends = seen.positions % size == size - 1
         pages = self.table.pages.tensor[seen.slots, seen.positions // size]
         cache.write_tails(torch.where(ends, pages, 0), states)
@@ -184,3 +197,8 @@ class Runner:
         pages = self.table.pages.tensor[batch.slots, (firsts - 1).clamp(min=0) // size]
         states, known = self.cache.read_tails(torch.where(wanted, pages, 0))
         return Before(states, known & wanted, firsts)
+
+
+def _fills_a_page(work: Work, size: int) -> bool:
+    """Whether a row of it may be the last of a page."""
+    return work.start is None or (work.start + work.count + work.num_nodes) // size > work.start // size

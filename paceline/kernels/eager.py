@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.kernels.chain import Chain, Drafts
 from paceline.kernels.ops import (
     FINAL,
     Describes,
@@ -193,7 +194,7 @@ def look(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, sof
 
 
 class EagerOps:
-    name = "torch"
+    name, chains = "torch", False
     forward: type[EagerForward] = EagerForward
 
     def pack(self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device) -> Weight:
@@ -208,6 +209,9 @@ class EagerOps:
         if head is not None:
             hidden.logits = self.logits(hidden.final[head.rows], head.weight)
         return hidden
+
+    def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
+        raise NotImplementedError(f"the {self.name} kernels draw no chains in one go")
 
     def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
         for part in (part for layer in caches for part in layer):

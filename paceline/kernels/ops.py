@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from paceline.kernels.chain import Chain, Drafts
 
 FINAL = -1  # the boundary after the last norm: what the vocabulary head reads
 
@@ -261,6 +264,7 @@ class Describes(Protocol):
 
 class Ops(Protocol):
     name: str
+    chains: bool  # whether they draw chains in one go
 
     def pack(self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device) -> Weight:
         """One weight from matrices whose rows are stacked."""
@@ -270,6 +274,10 @@ class Ops(Protocol):
         self, model: Describes, inputs: Inputs, caches: Sequence[LayerCache], taps: tuple[int, ...], head: Head | None
     ) -> Hidden:
         """caches: the layers the description numbers, its own and then any it borrows; each may have its own shape."""
+        ...
+
+    def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
+        """A whole chain of drafts, where `chains`."""
         ...
 
     def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:

@@ -37,7 +37,7 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def _row_keys(keys: Keys, positions: Tensor, stream: int, extra: Tensor | None) -> tuple[Tensor, Tensor]:
+def row_words(keys: Keys, positions: Tensor, stream: int, extra: Tensor | None) -> tuple[Tensor, Tensor]:
     """Two 32-bit words a row: the same parts mixed from two starting points."""
     parts = [
         keys.seeds & _MASK,
@@ -59,7 +59,7 @@ def _row_keys(keys: Keys, positions: Tensor, stream: int, extra: Tensor | None) 
 
 def bits(keys: Keys, positions: Tensor, stream: int, tokens: Tensor, extra: Tensor | None = None) -> Tensor:
     """[R] keys × [V] or [R, V] token ids → [R, V] integers of 32 bits."""
-    first, second = _row_keys(keys, positions, stream, extra)
+    first, second = row_words(keys, positions, stream, extra)
     return _mix((_mix(tokens ^ first[:, None]) + second[:, None]) & _MASK)
 
 
@@ -73,8 +73,8 @@ def gumbel(keys: Keys, positions: Tensor, stream: int, vocab_size: int, extra: T
     """[R, V] float32 Gumbel noise, keyed by token id; on a CPU by the native library, where built: the same bits."""
     native = library() if positions.device.type == "cpu" else None
     if native is not None:
-        first, second = _row_keys(keys, positions, stream, extra)
-        inverse, logarithm = _tables(positions.device)
+        first, second = row_words(keys, positions, stream, extra)
+        inverse, logarithm = tables(positions.device)
         out = torch.empty((len(first), vocab_size), dtype=torch.float32, device="cpu")
         rows = (first.data_ptr(), second.data_ptr(), len(first), vocab_size)
         native.paceline_gumbel(*rows, inverse.data_ptr(), logarithm.data_ptr(), out.data_ptr())
@@ -94,7 +94,7 @@ def _unit(integers: Tensor) -> Tensor:
 
 
 @functools.cache
-def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
+def tables(device: torch.device) -> tuple[Tensor, Tensor]:
     """1/c and log c for the middle c of each of 4096 intervals of [1, 2)."""
     centres = [1 + (index + 0.5) / 2**_TABLE_BITS for index in range(2**_TABLE_BITS)]
     inverse = torch.tensor([1 / c for c in centres], dtype=torch.float64)
@@ -104,7 +104,7 @@ def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
 
 def _log(x: Tensor) -> Tensor:
     """log of positive normal float64 by table and cubic: |error| below 1e-13, equal bits on every device."""
-    inverse, logarithm = _tables(x.device)
+    inverse, logarithm = tables(x.device)
     raw = x.view(torch.int64)
     exponent = ((raw >> 52) - 1023).double()
     index = (raw >> (52 - _TABLE_BITS)) & (2**_TABLE_BITS - 1)

@@ -38,6 +38,11 @@ def untouched(params: SamplingParams) -> bool:
     return params.greedy and not any(needs(params) for needs, _ in STAGES)
 
 
+def tempered(params: SamplingParams) -> bool:
+    """Whether temperature and noise at most come between the raw logits and the token."""
+    return not any(needs(params) for needs, stage in STAGES if stage is not _temperature)
+
+
 def _functions(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     """The users' own, one row at a time. History is read where the tables are, so this waits for the device, and is
     right with any number of rounds ahead of the host."""

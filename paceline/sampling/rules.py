@@ -29,6 +29,7 @@ class Rule:
     name: str
     judge: Callable[[Judged, Tensor], Verdict]
     needs_probs: bool = False  # drafters must keep q, the distribution each token was drawn from
+    follows: bool = False  # what is accepted is what the target itself samples, and nothing else
     shares_noise: bool = False  # drafters draw with the target's own sample stream, so that both agree more often
     chains_only: bool = False
 
@@ -156,7 +157,7 @@ def _residual(p: Tensor, q: Tensor) -> Tensor:
 RULES = {
     rule.name: rule
     for rule in (
-        Rule("exact", exact, shares_noise=True),
+        Rule("exact", exact, follows=True, shares_noise=True),
         Rule("rejection", rejection, needs_probs=True),
         Rule("block", block, needs_probs=True, chains_only=True),
         Rule("typical", typical, shares_noise=True),

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from paceline.cache.slots import Slots
+from paceline.kernels.chain import Picking
 from paceline.params import SamplingParams
+from paceline.sampling import noise
 from paceline.sampling.noise import Keys
 
 # Columns, and what stands in a slot nobody has: values that leave a row as it is, since padding has a slot too.
@@ -63,12 +65,14 @@ class SamplerState:
         self.words: dict[int, Words] = {}
         self.params: dict[int, SamplingParams] = {}
         self.untouched: set[int] = set()  # slots whose request takes the likeliest token of the raw logits
+        self.tempered: set[int] = set()  # slots whose request needs temperature and noise at most
 
     def set(self, slot: int, params: SamplingParams, words: Words, seed: int, sample: int) -> None:
-        from paceline.sampling.processors import untouched  # which is written in terms of this state
+        from paceline.sampling.processors import tempered, untouched  # which are written in terms of this state
 
         self.params[slot], self.words[slot] = params, words
         (self.untouched.add if untouched(params) else self.untouched.discard)(slot)
+        (self.tempered.add if tempered(params) else self.tempered.discard)(slot)
         greedy = params.greedy  # then nothing after the penalties may touch its rows
         floats = (1.0, 1.0, 0.0) if greedy else (params.temperature, params.top_p, params.min_p)
         penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
@@ -103,6 +107,13 @@ class SamplerState:
 
     def greedy(self, slots: Tensor) -> Tensor:
         return self.int_column("greedy", slots) != 0
+
+    def picking(self, slots: Tensor, positions: Tensor) -> Picking:
+        """How tempered requests pick at positions [R] or [k, R] of slots [R], on a CPU."""
+        keys = self.keys(slots)
+        words = noise.row_words(keys, positions, noise.SAMPLE, None)
+        noisy = 1 - self.int_column("greedy", slots)
+        return Picking(self.float_column("temperature", slots), noisy, *words, noise.tables(self.device))
 
     def any_sampled(self, slot_list: list[int]) -> bool:
         """Whether any of these slots needs noise at all."""

@@ -7,7 +7,7 @@ import ctypes
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,35 +28,6 @@ from tests.kernels.tiny import ALL, CPU, Table, load, packed, paths_built, same_
 
 THREADS = (1, 2, 3)
 DENSE = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-
-
-@pytest.fixture
-def select() -> Iterator[Callable[[str], None]]:
-    """Choose an instruction set for this test; the one before comes back."""
-    found = library()
-    assert found is not None
-    before = found.paceline_path()
-
-    def choose(name: str) -> None:
-        if not found.paceline_select(name.encode()):
-            pytest.skip(f"this processor has no {name}")
-        assert found.paceline_path() == name.encode()
-
-    yield choose
-    found.paceline_select(before)
-
-
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    found = library()
-    assert found is not None
-
-    def choose(count: int) -> None:
-        found.paceline_threads(count)
-        assert found.paceline_num_threads() == count
-
-    yield choose
-    found.paceline_threads(1)
 
 
 def products(kind: str, counts: Sequence[int] = range(1, 10)) -> list[Tensor]:

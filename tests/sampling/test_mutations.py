@@ -45,12 +45,12 @@ def assert_caught(plant: Callable[[Patch], None], check: Callable[[], object]) -
 
 
 def one_noise_for_all_positions(patch: Patch) -> None:
-    real = noise._row_keys
+    real = noise.row_words
 
     def stuck(keys: Keys, positions: Tensor, stream: int, extra: Tensor | None) -> tuple[Tensor, Tensor]:
         return real(keys, torch.zeros_like(positions), stream, extra)
 
-    patch.setattr(noise, "_row_keys", stuck)
+    patch.setattr(noise, "row_words", stuck)
 
 
 def accept_stream_is_the_sample_stream(patch: Patch) -> None:

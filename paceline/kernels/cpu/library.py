@@ -6,7 +6,7 @@ import ctypes
 import functools
 import logging
 import os
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,24 @@ class BatchStruct(Structure):
     ]
 
 
+class PickingStruct(Structure):
+    _fields_ = [(n, c_void_p) for n in ("temperature", "noisy", "first", "second", "inverse", "logarithm")]
+
+
+class LinkStruct(Structure):
+    _fields_ = [("program", c_void_p), ("final_buffer", c_int64), ("head", c_void_p)]
+
+
+class ChainStruct(Structure):
+    _fields_ = [
+        ("links", POINTER(LinkStruct)),
+        *((n, c_int64) for n in ("steps", "null_slot")),
+        *((n, c_void_p) for n in ("newest", "ends", "ids", "finals", "picking")),
+        ("least", c_double),
+        *((n, c_void_p) for n in ("tokens", "counts")),
+    ]
+
+
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "paceline_agreement": (c_char_p, []),
     "paceline_path": (c_char_p, []),
@@ -107,13 +125,15 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "paceline_linear": (None, [POINTER(WeightStruct), c_void_p, c_int64, c_void_p, c_void_p]),
     "paceline_keep": (None, [POINTER(Layer), c_int64, c_void_p, c_void_p, c_int64]),
     "paceline_run": (None, [POINTER(Program), POINTER(BatchStruct)]),
+    "paceline_pick": (None, [c_void_p, c_int64, c_int64, POINTER(PickingStruct), c_void_p]),
+    "paceline_chain": (None, [POINTER(BatchStruct), POINTER(ChainStruct)]),
 }
 
 
 def agreement() -> str:
     """What the library must say too: names in their order, sizes of the structs, the rows that lie together."""
     names = [name.upper() for names in (OPERATIONS, KINDS, SOURCES, ACTIVATIONS) for name in names]
-    structs = (Segment, WeightStruct, Op, Buffer, Layer, Program, BatchStruct)
+    structs = (Segment, WeightStruct, Op, Buffer, Layer, Program, BatchStruct, PickingStruct, LinkStruct, ChainStruct)
     return "".join(f"{word} " for word in (*names, *map(ctypes.sizeof, structs), TOGETHER))
 
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from paceline.errors import OptionError
+from paceline.kernels.chain import Chain, Drafts
+from paceline.kernels.cpu import chain as chains
 from paceline.kernels.cpu.library import (
     KINDS,
     SOURCES,
@@ -111,7 +113,7 @@ class Layers:
 
 
 class NativeOps:
-    name = "native"
+    name, chains = "native", True
 
     def __init__(self, quantization: str | None = None, stored: torch.dtype = torch.float32) -> None:
         self.quantization = quantization  # the kind of blocks that float matrices are packed into
@@ -192,9 +194,7 @@ class NativeOps:
     def run(
         self, model: Describes, inputs: Inputs, caches: Sequence[LayerCache], taps: tuple[int, ...], head: Head | None
     ) -> Hidden:
-        recording = self._recordings.get(model)
-        if recording is None:
-            recording = self._recordings[model] = Recording(model)
+        recording = self._recordings.get(model) or self._record(model)
         recording.check(inputs)
         layers = self._layers_of(caches)
         if layers.fits is not recording:
@@ -202,7 +202,7 @@ class NativeOps:
         batch, tensors = _batch_of(inputs)
         held: list[Any] = [tensors]
         if recording.asks:
-            held.append(_hand_over(batch, inputs, recording))
+            held.append(recording.hand_over(batch, inputs))
         hidden = Hidden(floats(batch.rows, recording.width), None)
         batch.layers = layers.address
         batch.final_buffer, batch.final_out = recording.final, hidden.final.data_ptr()
@@ -213,10 +213,23 @@ class NativeOps:
         self.library.paceline_run(recording.program, batch)  # what it points at is held until here
         return hidden
 
+    def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
+        layers, recordings = self._layers_of(caches), []
+        for network, _ in chain.links:
+            recording = None if network is None else self._recordings.get(network) or self._record(network)
+            if recording is not None and layers.fits is not recording:
+                layers.check(recording)
+            recordings.append(recording)
+        return chains.draw(recordings, chain, layers)
+
     def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
         source, target = source.contiguous(), target.contiguous()
         rows = source.data_ptr(), target.data_ptr(), len(source)
         self.library.paceline_keep(self._layers_of(caches).array, len(caches), *rows)
+
+    def _record(self, model: Describes) -> Recording:
+        recording = self._recordings[model] = Recording(model)
+        return recording
 
     def _layers_of(self, caches: Sequence[LayerCache]) -> Layers:
         """Addresses of the cache layers, made again only when they are others."""
@@ -243,14 +256,6 @@ def _batch_of(inputs: Inputs) -> tuple[BatchStruct, list[Tensor | None]]:
         batch.path_width = 0 if layout.path is None else layout.path.shape[1]
         batch.table_width, batch.block_size = layout.page_table.shape[1], layout.block_size
     return batch, held
-
-
-def _hand_over(batch: BatchStruct, inputs: Inputs, recording: Recording) -> list[Any]:
-    """The named inputs, as arrays of addresses."""
-    named, bounds = recording.inputs_of(inputs)
-    arrays = [(ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors)) for tensors in (named, bounds)]
-    batch.named, batch.bounds = (ctypes.addressof(array) for array in arrays)
-    return [named, bounds, arrays]
 
 
 def _ask_for_taps(batch: BatchStruct, hidden: Hidden, taps: tuple[int, ...], recording: Recording) -> Tensor:

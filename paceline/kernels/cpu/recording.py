@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.kernels.cpu.library import OPERATIONS, Buffer, Op, Program
+from paceline.kernels.cpu.library import OPERATIONS, BatchStruct, Buffer, Op, Program
 from paceline.kernels.ops import ACTIVATIONS, FINAL, Describes, Heads, Inputs, Weight
 
 NOTHING = -1
@@ -192,10 +193,13 @@ class Recording:
         if self._places and inputs.layout is None:
             raise ValueError("the description asks for positions or a cache layer, but it was run without a layout")
 
-    def inputs_of(self, inputs: Inputs) -> tuple[list[Tensor], list[Tensor]]:
-        """The named inputs and the bounds it asks for, as the library reads them."""
+    def hand_over(self, batch: BatchStruct, inputs: Inputs) -> list[Any]:
+        """The named inputs and the bounds it asks for, as arrays of addresses; what is answered must be held."""
         named = [inputs.find(name, width).to(torch.float32).contiguous() for name, width in self._named.items()]
-        return named, [inputs.find(name, None).contiguous() for name in self._bounds]
+        bounds = [inputs.find(name, None).contiguous() for name in self._bounds]
+        arrays = [(ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors)) for tensors in (named, bounds)]
+        batch.named, batch.bounds = (ctypes.addressof(array) for array in arrays)
+        return [named, bounds, arrays]
 
     @staticmethod
     def _struct(op: dict[str, Any], places: dict[int, int]) -> Op:

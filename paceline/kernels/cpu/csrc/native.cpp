@@ -105,17 +105,52 @@ void run_program(Run& run, const Frame& frame, std::atomic<int64_t>* counters) {
     }
 }
 
-// The vocabulary's logits for the rows that were asked for, and the best of each. Takes three counters.
-void run_head(Run& run, const Frame& frame, std::atomic<int64_t>* counters) {
-    const Batch& batch = frame.batch;
+// Tokens for `rows` rows of logits, by number: -1 where none is above -inf, or one is no number. `space` holds as many
+// floats as the logits. Takes two counters.
+struct Picker {
+    const float* logits;
+    int64_t rows, size;
+    const int64_t* ids;
+    const Picking* picking;
+    int64_t step;
+    float* space;
+    int64_t* out;
+
+    void operator()(Run& run, std::atomic<int64_t>* counters) const {
+        constexpr int64_t PIECE = 4096;
+        const float* from = logits;
+        if (picking) {
+            const int64_t pieces = (size + PIECE - 1) / PIECE;
+            run.each(counters[0], rows * pieces, [&](int64_t unit) {
+                const int64_t begin = unit % pieces * PIECE;
+                disturb(unit / pieces, begin, std::min(size, begin + PIECE));
+            });
+            run.pool.meet();
+            from = space;
+        }
+        run.each(counters[1], rows, [&](int64_t r) { out[r] = path().largest(from + r * size, size); });
+        run.pool.meet();
+    }
+    void disturb(int64_t r, int64_t begin, int64_t end) const {
+        const float *x = logits + r * size, temperature = picking->temperature[r];
+        const int64_t key = step * rows + r;
+        float* y = space + r * size;
+        if (picking->noisy[r]) {
+            path().gumbel(uint32_t(picking->first[key]), uint32_t(picking->second[key]), begin, end, ids, picking->inverse, picking->logarithm, y);
+            for (int64_t i = begin; i < end; ++i) y[i] = x[i] / temperature + y[i];
+        } else
+            for (int64_t i = begin; i < end; ++i) y[i] = x[i] / temperature;
+    }
+};
+
+// The vocabulary's logits for rows of finals, which lie one behind the other. Takes two counters.
+void run_head(Run& run, const Batch& batch, const float* finals, std::atomic<int64_t>* counters) {
     const Weight& head = *batch.head;
     run.each(counters[0], batch.num_head_rows, [&](int64_t r) {
-        quantise(run.scratch, head, frame.at(int32_t(batch.final_buffer), batch.head_rows[r]), r, batch.num_head_rows);
+        quantise(run.scratch, head, finals + batch.head_rows[r] * head.columns, r, batch.num_head_rows);
     });
     run.pool.meet();
     linear(run, counters[1], head, batch.num_head_rows, batch.logits_out, nullptr);
-    run.pool.meet();
-    run.each(counters[2], batch.num_head_rows, [&](int64_t r) { batch.best_out[r] = path().largest(batch.logits_out + r * head.rows, head.rows); });
     run.pool.meet();
 }
 
@@ -127,6 +162,8 @@ struct Space {  // grown as needed, used by one call at a time
     std::vector<Group> groups;
     Attention attention;
     std::vector<std::atomic<int64_t>> counters;
+    std::vector<int64_t> places;  // of a chain's rows
+    Floats logits, disturbed;
     void threads(int count) { local.resize(std::max<size_t>(local.size(), size_t(count))); }
 };
 Space& space() {  // a child of fork starts with its own: the parent's may have been caught growing
@@ -135,6 +172,75 @@ Space& space() {  // a child of fork starts with its own: the parent's may have 
     if (owner != getpid()) { one = new Space; owner = getpid(); }
     return *one;
 }
+
+constexpr int64_t HEAD_COUNTERS = 4;  // of run_head, then of a Picker
+
+// Memory for a run, and who looks at what in it.
+Frame prepare(Space& s, const Program& program, const Batch& batch, int threads) {
+    s.floats.resize(std::max<size_t>(s.floats.size(), size_t(program.row_floats * batch.rows)));
+    s.threads(threads);
+    for (int64_t i = 0; i < program.num_ops; ++i)
+        if (program.ops[i].code == LINEAR) s.scratch.size(batch.rows, static_cast<const Weight*>(program.ops[i].w0)->columns);
+    if (batch.head) s.scratch.size(batch.num_head_rows, batch.head->columns);
+    const size_t counters = size_t(program.num_ops + HEAD_COUNTERS);
+    if (s.counters.size() < counters) s.counters = std::vector<std::atomic<int64_t>>(counters);
+    for (auto& counter : s.counters) counter.store(0, std::memory_order_relaxed);
+    if (program.kv_heads()) {  // else there may be no layout
+        s.lines.resize(std::max<size_t>(s.lines.size(), size_t(1 + program.num_bounds)));
+        for (int64_t which = 0; which <= program.num_bounds; ++which) s.lines[which].fill(batch, which ? batch.bounds[which - 1] : nullptr);
+        group_rows(batch, s.lines[0], program.kv_heads(), threads, s.groups);
+        s.attention.prepare(program, s.lines, batch.rows, int64_t(s.groups.size()), threads);
+    }
+    return {program, batch, s.lines, s.groups, s.floats.data()};
+}
+
+// The rows of a chain as a batch: where each draft is fed, step by step, and who goes on.
+struct ChainRows {
+    const Batch& given;
+    const Chain& chain;
+    int64_t *ids, *slots, *positions, *first, *write, *rows;
+    std::vector<double> chances;  // of each row's chain
+
+    ChainRows(Space& s, const Batch& batch, const Chain& chain) : given(batch), chain(chain), chances(batch.rows, 1.0) {
+        s.places.assign(size_t(6 * batch.rows), 0);
+        int64_t* at = s.places.data();
+        for (int64_t** part : {&ids, &slots, &positions, &first, &write, &rows}) { *part = at; at += batch.rows; }
+        for (int64_t r = 0; r < batch.rows; ++r) { ids[r] = chain.newest ? chain.newest[r] : 0; rows[r] = r; chain.counts[r] = 0; }
+    }
+    void lend(Batch& batch) const {
+        batch.ids = ids; batch.slots = slots; batch.positions = positions; batch.first = first; batch.write = write;
+        batch.head_rows = rows; batch.num_head_rows = batch.rows;
+    }
+    // Note what was picked for a step, by number in `ids`, and where to feed it. Whether anyone goes on.
+    bool take(int64_t step, const float* logits, Floats& space) {
+        const int64_t vocabulary = chain.links[step].head->rows;
+        bool any = false;
+        for (int64_t r = 0; r < given.rows; ++r) {
+            const int64_t picked = std::max<int64_t>(0, ids[r]);
+            if (chain.least > 0) chances[r] *= chance(logits + r * vocabulary, vocabulary, picked, chain.picking ? chain.picking->temperature[r] : 1, space.data());
+            const bool drafted = chain.counts[r] == step && !(chances[r] < chain.least);
+            chain.counts[r] += drafted;
+            ids[r] = chain.ids ? chain.ids[picked] : picked;
+            chain.tokens[r * chain.steps + step] = ids[r];
+            const bool on = drafted && given.positions[r] + step < chain.ends[r];
+            slots[r] = on ? given.slots[r] : chain.null_slot;
+            positions[r] = on ? given.positions[r] + step : 0;
+            first[r] = on && given.first ? given.first[r] : 0;
+            const int64_t size = given.block_size, page = given.page_table[slots[r] * given.table_width + positions[r] / size];
+            write[r] = page * size + positions[r] % size;
+            any = any || on;
+        }
+        return any;
+    }
+    // The softmax's value at one place.
+    static double chance(const float* x, int64_t size, int64_t picked, float temperature, float* space) {
+        for (int64_t i = 0; i < size; ++i) space[i] = (x[i] - x[picked]) / temperature;
+        path().exponentials(space, size, space);
+        double sum = 0;
+        for (int64_t i = 0; i < size; ++i) sum += space[i];
+        return 1 / sum;
+    }
+};
 
 }  // namespace
 }  // namespace paceline
@@ -148,7 +254,7 @@ const char* paceline_agreement() {
 #define WORD(name) #name " "
     static const std::string told = [] {
         std::string words = PACELINE_OPERATIONS(WORD) PACELINE_KINDS(WORD) PACELINE_SOURCES(WORD) PACELINE_ACTIVATIONS(WORD);
-        for (const size_t size : {sizeof(Segment), sizeof(Weight), sizeof(Op), sizeof(Buffer), sizeof(Layer), sizeof(Program), sizeof(Batch), size_t(LANES)})
+        for (const size_t size : {sizeof(Segment), sizeof(Weight), sizeof(Op), sizeof(Buffer), sizeof(Layer), sizeof(Program), sizeof(Batch), sizeof(Picking), sizeof(Link), sizeof(Chain), size_t(LANES)})
             words += std::to_string(size) + " ";
         return words;
     }();
@@ -198,7 +304,7 @@ void paceline_gumbel(const int64_t* first, const int64_t* second, int64_t rows, 
         Run run{threads, s.scratch, s.local[thread], s.attention};
         run.each(counter, rows * pieces, [&](int64_t unit) {
             const int64_t r = unit / pieces, begin = unit % pieces * PIECE;
-            path().gumbel(uint32_t(first[r]), uint32_t(second[r]), begin, std::min(vocabulary, begin + PIECE), inverse, logarithm, out + r * vocabulary);
+            path().gumbel(uint32_t(first[r]), uint32_t(second[r]), begin, std::min(vocabulary, begin + PIECE), nullptr, inverse, logarithm, out + r * vocabulary);
         });
         threads.meet();
     });
@@ -253,27 +359,61 @@ void paceline_run(const Program* program, const Batch* batch) {
     std::lock_guard<std::mutex> guard(pool_lock());
     Space& s = space();
     Pool& threads = pool();
-    s.floats.resize(std::max<size_t>(s.floats.size(), size_t(program->row_floats * batch->rows)));
-    s.threads(threads.size());
-    for (int64_t i = 0; i < program->num_ops; ++i)
-        if (program->ops[i].code == LINEAR) s.scratch.size(batch->rows, static_cast<const Weight*>(program->ops[i].w0)->columns);
-    if (batch->head) s.scratch.size(batch->num_head_rows, batch->head->columns);
-    if (s.counters.size() < size_t(program->num_ops + 3)) s.counters = std::vector<std::atomic<int64_t>>(program->num_ops + 3);
-    for (auto& counter : s.counters) counter.store(0, std::memory_order_relaxed);
-    if (program->kv_heads()) {  // else there may be no layout
-        s.lines.resize(std::max<size_t>(s.lines.size(), size_t(1 + program->num_bounds)));
-        for (int64_t which = 0; which <= program->num_bounds; ++which) s.lines[which].fill(*batch, which ? batch->bounds[which - 1] : nullptr);
-        group_rows(*batch, s.lines[0], program->kv_heads(), threads.size(), s.groups);
-        s.attention.prepare(*program, s.lines, batch->rows, int64_t(s.groups.size()), threads.size());
-    }
-    const Frame frame{*program, *batch, s.lines, s.groups, s.floats.data()};
+    const Frame frame = prepare(s, *program, *batch, threads.size());
+    const float* finals = frame.at(int32_t(batch->final_buffer));
+    std::atomic<int64_t>* counters = s.counters.data() + program->num_ops;
     threads.run([&](int thread) {
         Run run{threads, s.scratch, s.local[thread], s.attention};
         run_program(run, frame, s.counters.data());
-        if (batch->head) run_head(run, frame, s.counters.data() + program->num_ops);
+        if (!batch->head) return;
+        run_head(run, *batch, finals, counters);
+        Picker{batch->logits_out, batch->num_head_rows, batch->head->rows, nullptr, nullptr, 0, nullptr, batch->best_out}(run, counters + 2);
     });
-    const Buffer& last = program->buffers[batch->final_buffer];
-    memcpy(batch->final_out, s.floats.data() + last.offset * batch->rows, size_t(last.width * batch->rows) * sizeof(float));
+    memcpy(batch->final_out, finals, size_t(program->buffers[batch->final_buffer].width * batch->rows) * sizeof(float));
+}
+
+// The token of each row of logits [rows, size].
+void paceline_pick(const float* logits, int64_t rows, int64_t size, const Picking* picking, int64_t* out) {
+    if (rows == 0) return;
+    std::lock_guard<std::mutex> guard(pool_lock());
+    Space& s = space();
+    Pool& threads = pool();
+    s.threads(threads.size());
+    s.disturbed.resize(std::max<size_t>(s.disturbed.size(), size_t(rows * size)));
+    std::atomic<int64_t> counters[2] = {0, 0};
+    const Picker picker{logits, rows, size, nullptr, picking, 0, s.disturbed.data(), out};
+    threads.run([&](int thread) {
+        Run run{threads, s.scratch, s.local[thread], s.attention};
+        picker(run, counters);
+    });
+}
+
+void paceline_chain(const Batch* given, const Chain* chain) {
+    if (given->rows == 0) return;
+    std::lock_guard<std::mutex> guard(pool_lock());
+    Space& s = space();
+    Pool& threads = pool();
+    ChainRows rows(s, *given, *chain);
+    Batch batch = *given;
+    rows.lend(batch);
+    for (int64_t step = 0; step < chain->steps; ++step) {
+        const Link& link = chain->links[step];
+        const Program program = link.program ? *link.program : Program{};
+        const int64_t size = link.head->rows;
+        for (Floats* floats : {&s.logits, &s.disturbed}) floats->resize(std::max<size_t>(floats->size(), size_t(batch.rows * size)));
+        batch.head = link.head;
+        batch.logits_out = s.logits.data();
+        const Frame frame = prepare(s, program, batch, threads.size());
+        const float* finals = link.program ? frame.at(int32_t(link.final_buffer)) : chain->finals;
+        std::atomic<int64_t>* counters = s.counters.data() + program.num_ops;
+        threads.run([&](int thread) {
+            Run run{threads, s.scratch, s.local[thread], s.attention};
+            run_program(run, frame, s.counters.data());
+            run_head(run, batch, finals, counters);
+            Picker{s.logits.data(), batch.rows, size, chain->ids, chain->picking, step, s.disturbed.data(), rows.ids}(run, counters + 2);
+        });
+        if (!rows.take(step, s.logits.data(), s.disturbed)) break;
+    }
 }
 
 }

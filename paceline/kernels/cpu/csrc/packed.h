@@ -149,7 +149,7 @@ struct Path {
     void (*finish)(const float* whole, int64_t width, float* out);
     int64_t (*largest)(const float* x, int64_t n);  // where; the first of equals; -1 if nothing is above -inf or one is NaN
     void (*exponentials)(const float* x, int64_t n, float* out);
-    void (*gumbel)(uint32_t first, uint32_t second, int64_t begin, int64_t end, const double* inverse, const double* logarithm, float* out);
+    void (*gumbel)(uint32_t first, uint32_t second, int64_t begin, int64_t end, const int64_t* ids, const double* inverse, const double* logarithm, float* out);
 };
 
 const Path* portable_path();

@@ -68,4 +68,35 @@ struct Batch {
     int64_t* best_out;          // [head rows] the lowest id of the largest logit; -1: none above -inf, or one is no number
 };
 
+// How a token is picked from a row of logits: divided by its temperature, noise added where it has any, the likeliest.
+struct Picking {
+    const float* temperature;       // [rows]
+    const int64_t* noisy;           // [rows] 0: none
+    const int64_t *first, *second;  // [steps, rows] the words a row's noise is made from
+    const double *inverse, *logarithm;
+};
+
+// How one draft of a chain comes about: a network run over the token before it (or none: what is picked from is there
+// already), and the head that picks.
+struct Link {
+    const Program* program;
+    int64_t final_buffer;
+    const Weight* head;
+};
+
+// Drafts drawn one behind the other. Each is fed to the next link's network, beside what its row's last run tapped. The
+// batch says where each row's first draft is fed; what is tapped goes where the states are read from.
+struct Chain {
+    const Link* links;
+    int64_t steps, null_slot;
+    const int64_t* newest;   // [rows] what the first network is fed
+    const int64_t* ends;     // [rows] a draft at or beyond is fed to nobody
+    const int64_t* ids;      // [head rows] the token each logit stands for, rising; nullptr: its own number
+    const float* finals;     // [rows, H] what the first is picked from, if it has no network
+    const Picking* picking;  // nullptr: the likeliest of all
+    double least;            // a row ends before the draft with which its chain's chance, as the network sees it, falls below
+    int64_t* tokens;         // [rows, steps]
+    int64_t* counts;         // [rows] how many of them there are
+};
+
 }  // namespace paceline

@@ -396,11 +396,12 @@ inline double table_log(double x, const double* inverse, const double* logarithm
     return exponent * 0.69314718055994530942 + (logarithm[index] + series);
 }
 
-void gumbel(uint32_t first, uint32_t second, int64_t begin, int64_t end, const double* inverse, const double* logarithm, float* out) {
-    for (int64_t token = begin; token < end; ++token) {
-        const uint32_t bits = mixed(mixed(uint32_t(token) ^ first) + second);
+void gumbel(uint32_t first, uint32_t second, int64_t begin, int64_t end, const int64_t* ids, const double* inverse, const double* logarithm, float* out) {
+    for (int64_t i = begin; i < end; ++i) {
+        const uint32_t token = uint32_t(ids ? ids[i] : i);
+        const uint32_t bits = mixed(mixed(token ^ first) + second);
         const double unit = (double(bits) + 0.5) * 0x1p-32;
-        out[token] = float(-table_log(-table_log(unit, inverse, logarithm), inverse, logarithm));
+        out[i] = float(-table_log(-table_log(unit, inverse, logarithm), inverse, logarithm));
     }
 }
 

@@ -1,0 +1,64 @@
+"""A chain of drafts as kernels may draw it in one go: what is picked, with what, and where it is fed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from paceline.kernels.ops import Describes, Weight
+
+
+class Picking(NamedTuple):
+    """How tokens are picked where nothing but temperature and noise has a part in it: a row's logits are divided, noise
+    is added, and the likeliest is taken, the lowest of equals."""
+
+    temperature: Tensor  # [R]
+    noisy: Tensor  # [R] int64; 0: without noise
+    first: Tensor  # [R], or [k, R] for a chain: the words its noise is made from
+    second: Tensor
+    tables: tuple[Tensor, Tensor]  # of logarithms
+
+
+class Feeding(NamedTuple):
+    """Where the drafts of B rows are fed, one position after the other."""
+
+    slots: Tensor  # [B]
+    starts: Tensor  # [B] the first draft's position
+    ends: Tensor  # [B] a draft at or beyond is fed to nobody
+    first: Tensor  # [B] the lowest position a row sees
+    page_table: Tensor  # [S+1, P], the last row nobody's
+    block_size: int
+
+
+class Link(NamedTuple):
+    """How one draft comes about: a network run over the token before it (None: what is picked from is there already),
+    and the head that picks."""
+
+    network: Describes | None
+    head: Weight
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Drafts for each of B rows, one a link. Each is fed to the next link's network, which gives what the next is
+    picked from and, where it has one, the row's next state."""
+
+    links: Sequence[Link]
+    feeding: Feeding
+    newest: Tensor | None = None  # [B] the tokens the first network is fed
+    finals: Tensor | None = None  # [B, H] what the first is picked from, if it has no network
+    named: Mapping[str, Tensor] = field(default_factory=dict)  # what else the networks are given, as `Inputs` have it
+    state: tuple[str, int] | None = None  # the input that is a row's state, and the boundary that gives the next one
+    ids: Tensor | None = None  # [V'] the target's id of each logit, rising; None: its own number
+    picking: Picking | None = None  # None: the likeliest
+    least: float = 0.0  # a row ends before the draft with which its chain's chance, as the network sees it, falls below
+
+
+class Drafts(NamedTuple):
+    """What was drawn: tokens [B, k] in target ids, and how many of them each has, [B]."""
+
+    tokens: Tensor
+    counts: Tensor

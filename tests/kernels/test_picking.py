@@ -1,0 +1,56 @@
+"""Picks by the library: temperature, noise and the likeliest, to the bit what tensor operations make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.kernels.chain import Picking
+from paceline.kernels.cpu.chain import pick
+from paceline.kernels.cpu.library import library
+from paceline.sampling import noise
+from paceline.sampling.noise import Keys
+from paceline.sampling.verify import argmax
+
+pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels are not built here")
+
+KEYS = Keys(torch.tensor([3, 1 << 62, -5, 0]), torch.tensor([0, 1, 2, 0]))
+POSITIONS = torch.tensor([0, 7, 100_000, 1])
+TEMPERATURE = torch.tensor([0.8, 1.0, 2.5, 1.0])
+NOISY = torch.tensor([1, 1, 1, 0])
+
+
+def picking() -> Picking:
+    words = noise.row_words(KEYS, POSITIONS, noise.SAMPLE, None)
+    return Picking(TEMPERATURE, NOISY, *words, noise.tables(torch.device("cpu")))
+
+
+def by_tensors(logits: Tensor) -> Tensor:
+    values = noise._gumbel(KEYS, POSITIONS, noise.SAMPLE, logits.shape[1])
+    processed = logits / TEMPERATURE[:, None]
+    return argmax(torch.where(NOISY[:, None] != 0, processed + values, processed))
+
+
+@pytest.mark.parametrize("path", ["portable", "avx2", "avx512", "amx"])
+def test_picks_are_those_of_tensor_operations(
+    path: str, select: Callable[[str], None], threads: Callable[[int], None]
+) -> None:
+    select(path)
+    drawn = torch.Generator().manual_seed(1)
+    for vocabulary in (1, 97, 4096, 4097, 9001):
+        for spread in (0.0, 1.0, 8.0):
+            logits = spread * torch.randn(4, vocabulary, generator=drawn)
+            for count in (1, 2):
+                threads(count)
+                assert pick(logits, picking()).tolist() == by_tensors(logits).tolist()
+
+
+def test_of_equal_ones_the_lowest_is_picked_and_of_nothing_none() -> None:
+    logits = torch.zeros(4, 50)
+    logits[3, [7, 9]] = 1.0
+    logits[0] = float("-inf")
+    logits[1, 30] = float("nan")
+    assert pick(logits, picking())[[0, 1, 3]].tolist() == [-1, -1, 7]
