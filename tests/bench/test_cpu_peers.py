@@ -1,6 +1,7 @@
 """The measurements against other programs, run small: their shape, what a missing peer looks like, their arithmetic.
 
-No time is judged here. The scripts are run as anybody would run them, in processes of their own.
+No time is judged here. The sides are processes of their own, as always; so is the script in the long run, as anybody
+would start it.
 """
 
 from __future__ import annotations
@@ -42,12 +43,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(script: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(BENCH / script), *words], capture_output=True, text=True, timeout=300, check=False
-    )
-
-
 @pytest.fixture(scope="module")
 def record(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("datasets")
@@ -60,7 +55,9 @@ def record(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     )
     output = folder / "out.json"
     words = ["--quick", "--repeat", "2", "--threads", "1", "--small", str(checkpoint), "--large", str(checkpoint)]
-    done = run("cpu_peers.py", *words, "--dataset-path", str(folder / "asked.jsonl"), "--output", str(output))
+    words += ["--dataset-path", str(folder / "asked.jsonl"), "--output", str(output)]
+    command = [sys.executable, str(BENCH / "cpu_peers.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(output.read_text())
     return told
@@ -140,20 +137,20 @@ def test_memory_is_compared_with_the_file_and_the_cache(record: dict[str, Any], 
 
 
 def test_a_figure_whose_model_does_not_load_is_reported_and_the_others_still_run(
-    tmp_path: Path, checkpoint: Path
+    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--quick", "--repeat", "1", "--threads", "1", "--small", str(checkpoint), "--large", "no/such/model/here"]
-    done = run("cpu_peers.py", *words, "--only", "decode-large", "decode-small", "--output", str(tmp_path / "out.json"))
-    assert done.returncode == 1
-    assert "decode-large failed: paceline: CheckpointError" in done.stderr
+    with pytest.raises(SystemExit) as ended:
+        cpu_peers.main([*words, "--only", "decode-large", "decode-small", "--output", str(tmp_path / "out.json")])
+    assert ended.value.code == 1
+    assert "decode-large failed: paceline: CheckpointError" in capsys.readouterr().err
     figures = json.loads((tmp_path / "out.json").read_text())["figures"]
     assert figures["decode-large"]["rows"] == [] and figures["decode-small"]["rows"]
 
 
 def test_perplexity_is_that_of_the_transformers_model(tmp_path: Path, checkpoint: Path) -> None:
     words = ["--model", str(checkpoint), "--chunk", "48", "--max-tokens", "121", "--threads", "1"]
-    done = run("perplexity.py", *words, "--output", str(tmp_path / "out.json"))
-    assert done.returncode == 0, done.stderr
+    perplexity.main([*words, "--output", str(tmp_path / "out.json")])
     told = json.loads((tmp_path / "out.json").read_text())
     assert {"command", "date", "versions", "machine", "model", "sides", "chunk_sizes"} <= set(told)
     assert told["chunk_sizes"] == [48, 48, 25]

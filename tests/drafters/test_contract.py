@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.kernels.cpu.library import library
-from paceline.testing import BATCHES, SETTINGS, SITUATIONS, options_in, plain, prompts, tokens_of
+from paceline.testing import BATCHES, SETTINGS, SITUATIONS, plain, prompts, tokens_of
 from tests.drafters.contract import DRAFTERS, recorded
 from tests.fakes import Replay, Scratching, tiny_llm
 
@@ -54,7 +54,7 @@ def test_every_pair_is_run(rows: list[tuple[Any, ...]], factors: tuple[Any, ...]
 
 @pytest.mark.parametrize("name, batch, situation, setting", pairwise())
 def test_a_drafter_changes_no_token(name: str, batch: int, situation: str, setting: str) -> None:
-    llm = tiny_llm(DRAFTERS[name](recorded(batch, setting)), **options_in(situation, batch))
+    llm = tiny_llm(DRAFTERS[name](recorded(batch, setting)), **SITUATIONS[situation])
     assert tokens_of(llm, batch, setting) == plain(batch, setting)
     if "preempted" in situation and batch == 3:
         assert llm.engine.scheduler.num_preemptions > 0

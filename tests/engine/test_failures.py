@@ -18,6 +18,7 @@ from paceline.errors import EngineError
 from paceline.outputs import CompletionOutput, Gathered
 from paceline.prompts import Prompt
 from paceline.sampling.state import SamplerState
+from paceline.testing import MAX_TOKENS
 from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
 from tests.engine.interrupting import Interrupt
 from tests.fakes import check_books, tiny_llm, tiny_model
@@ -97,7 +98,7 @@ def test_an_interrupt_at_any_line_loses_nothing(first: int, name: str, behind: i
         check_books(llm)
         done |= finish(llm, gathered)
         assert [done[request].token_ids for request in gathered] == plain(3, "seeded"), f"interrupted at line {line}"
-        assert all(len(output.provenance) == output.stats.tokens == 24 for output in done.values())
+        assert all(len(output.provenance) == output.stats.tokens == MAX_TOKENS for output in done.values())
         assert llm.engine.table.num_free == llm.options.max_num_seqs
         llm._live.clear()
     assert hits >= 5, "interrupts must hit something"

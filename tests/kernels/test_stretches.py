@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -38,11 +39,15 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     found.paceline_threads(1)
 
 
-def table_of(name: str, kernels: str = "native", block_size: int = 16) -> Table:
+@functools.cache
+def load(name: str, kernels: str) -> loader.Loaded:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]).eval().float()
-    loaded = loader.build(loader.find(model), torch.float32, CPU, kernels, LONGEST)
-    table = Table(loaded, longest=LONGEST, block_size=block_size)
+    return loader.build(loader.find(model), torch.float32, CPU, kernels, LONGEST)
+
+
+def table_of(name: str, kernels: str = "native", block_size: int = 16) -> Table:
+    table = Table(load(name, kernels), longest=LONGEST, block_size=block_size)
     for slot in range(3):
         table.begin(slot, tokens(LONGEST - 10, 1))
     return table
