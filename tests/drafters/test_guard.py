@@ -14,11 +14,9 @@ import pytest
 from paceline.drafters.base import Context, Drafter, Observation, QuietDrafter
 from paceline.drafters.tree import Proposal
 from paceline.sampling.rules import RULES
-from paceline.testing import SETTINGS, check_reads_nothing, closed_lists, launch, on_nothing
+from paceline.testing import ROUNDS, SETTINGS, check_reads_nothing, closed_lists, launch, on_nothing
 from tests.drafters.contract import DRAFTERS
 from tests.fakes import Known
-
-ROUNDS = 4  # the prompts, then rounds with drafts, each upon what nobody has read of the one before
 
 
 def made(name: str) -> Drafter | None:
@@ -43,7 +41,7 @@ def test_the_guard_looks_at_every_drafter_that_says_it_is_on_the_device(
 def test_a_round_reads_nothing_and_no_drafter_loops_over_sequences(name: str, setting: str) -> None:
     llm = on_nothing(None if name == "none" else DRAFTERS[name]({}))
     with closed_lists():
-        launch(llm, setting, ROUNDS)
+        launch(llm, setting)
     assert len(llm.engine._in_flight) == ROUNDS
     rows = [len(round.batch.ids) for round in llm.engine._in_flight]
     assert rows[0] == 24 and (rows[-1] > 2) == (name != "none"), "the last rounds carry drafts"
@@ -51,7 +49,7 @@ def test_a_round_reads_nothing_and_no_drafter_loops_over_sequences(name: str, se
 
 @pytest.mark.parametrize("acceptance", RULES)
 def test_no_rule_reads_anything(acceptance: str) -> None:
-    launch(on_nothing(DRAFTERS["draft_model"]({}), acceptance), "everything", ROUNDS)
+    launch(on_nothing(DRAFTERS["draft_model"]({}), acceptance), "everything")
 
 
 class Peeking(QuietDrafter):
