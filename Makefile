@@ -15,7 +15,7 @@ demo: $(VENV)/installed
 	$(BIN)/paceline compare --demo edit --rounds 5 --output demo
 
 test: $(VENV)/installed
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -14,109 +14,21 @@ With --only, figures measured before stay in the file; each carries the command 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gzip
 import json
 import os
-import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "cpu_peers.json"
-PROSE = HERE / "data" / "prose.txt"
-clock = time.perf_counter
-Answer = dict[str, Any]  # first: seconds to the first token; rest: seconds after it; tokens
+from cpu_speculation import ALONE, CATEGORIES, LOOKUP, SLOW_REPEATS, speculate
+from peer_processes import QUICK, Answer, Bench, Peer, PeerError, Row, Sizes, clock, in_turn, median, present
 
-
-class PeerError(Exception):
-    """A side that is missing or that failed; the sentence says which and why."""
-
-
-class Peer:
-    """A side's process."""
-
-    def __init__(self, kind: str, python: str) -> None:
-        self.kind = kind
-        self._process = subprocess.Popen(
-            [python, str(HERE / "cpu_sides.py"), kind],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            self.versions = self._read()
-        except PeerError:
-            self.close()
-            raise
-
-    def __call__(self, do: str, **given: Any) -> Any:
-        assert self._process.stdin is not None
-        try:
-            print(json.dumps({"do": do, **given}), file=self._process.stdin, flush=True)
-        except BrokenPipeError:
-            raise PeerError(f"{self.kind}'s process has ended") from None
-        return self._read()
-
-    def _read(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        told = json.loads(line) if line else {"error": f"its process ended with code {self._process.wait()}"}
-        if "missing" in told:
-            raise PeerError("not installed")
-        if "error" in told:
-            raise PeerError(f"{self.kind}: {told['error']}")
-        return told["result"]
-
-    @property
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def close(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-        self._process.wait()
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Tokens and prompts of the figures."""
-
-    prompt: int = 64
-    new: int = 64
-    new_large: int = 32
-    prefill: int = 512
-    context: int = 256
-    far: int = 768  # where the speculative figures' prompts lie
-    counts: tuple[int, ...] = (1, 2, 4, 8, 16)
-    total: int = 2048
-    answer: int = 128
-    length: int = 4096
-    num_prompts: int = 5  # a category
-    num_prompts_large: int = 3
-    num_prompts_slow: int = 2  # of these, for transformers
-
-
-QUICK = Sizes(8, 6, 4, 16, 16, 24, (1, 2, 4), 64, 8, 128, 1, 1, 1)
-DRAFTERS: dict[str, list[Any] | None] = {
-    "plain": None,
-    "ngram": ["NGram"],
-    "suffix": ["Suffix"],
-}
-LOOKUP = 10
+RESULTS = Path(__file__).resolve().parent / "results" / "cpu_peers.json"
 FAR = "paceline, further"
-ALONE = ", decoding alone"  # beside a figure with the time of reading the prompts
-SLOW_REPEATS = 3
 WIDTH = 140  # of the table, at least
-CATEGORIES = ("summarization", "rag")
 # What each ratio should reach, by the figure's name in the table: ("≥" or "≤", number).
 REACH: dict[str, tuple[str, float]] = {
     "decode, small / llama.cpp": ("≥", 1.5),
@@ -134,101 +46,6 @@ REACH: dict[str, tuple[str, float]] = {
     "memory, small / file + cache": ("≤", 1.3),
     "memory, large / file + cache": ("≤", 1.3),
 }
-
-
-@dataclass
-class Row:
-    """One line of the table. `ratio` is always ours over the other's."""
-
-    figure: str
-    unit: str
-    ours: float | None
-    against: str
-    peer: float | None = None
-    note: str = ""
-    ratio: float | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.ratio = self.ours / self.peer if self.ours is not None and self.peer else None
-
-
-@dataclass
-class Bench:
-    """What the figures share: options, and the processes they ask."""
-
-    options: argparse.Namespace
-    sizes: Sizes
-    versions: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)  # what each side said when it loaded
-    peers: dict[str, Peer] = field(default_factory=dict)  # kept open from figure to figure
-
-    def python(self, kind: str) -> str:
-        return self.options.peer_python if kind == "llama.cpp" and self.options.peer_python else sys.executable
-
-    def start(self, kind: str) -> Peer:
-        peer = Peer(kind, self.python(kind))
-        self.versions |= peer.versions
-        return peer
-
-    @contextlib.contextmanager
-    def fresh(self, kind: str) -> Iterator[Peer]:
-        """A process for one measurement."""
-        peer = self.start(kind)
-        try:
-            yield peer
-        finally:
-            peer.close()
-
-    def load(self, model: str, length: int, *kinds: str) -> dict[str, Peer | str]:
-        """The sides asked for, loaded, or why not; ours first, because it knows where the file is."""
-        path, sides = model, {}
-        for kind in ("paceline", *kinds):
-            extra = self.options.llama_options if kind == "llama.cpp" else {}
-            try:
-                if kind in self.peers and self.peers[kind].ended:
-                    self.peers.pop(kind).close()
-                if kind not in self.peers:
-                    self.peers[kind] = self.start(kind)
-                about = self.peers[kind]("load", model=path, length=length, threads=self.options.threads, **extra)
-            except PeerError as error:
-                if kind == "paceline":
-                    raise
-                sides[kind] = str(error)
-                continue
-            self.settings[f"{kind} {model}"] = about
-            sides[kind], path = self.peers[kind], about.get("path", path)
-        return sides
-
-    def close(self) -> None:
-        for peer in self.peers.values():
-            peer.close()
-
-    def prose(self, ours: Peer, count: int) -> list[int]:
-        """`count` tokens of the fixed text, from its start again where it is too short."""
-        ids = ours("tokenize", text=PROSE.read_text())
-        return (ids * -(-count // len(ids)))[:count]
-
-    def end_ids(self, model: str) -> list[int]:
-        return self.settings[f"paceline {model}"]["end_ids"]
-
-
-def in_turn(repeat: int, runs: dict[str, Callable[[], Any]]) -> dict[str, list[Any]]:
-    """A B A B …, after one run of each that is not counted."""
-    taken: dict[str, list[Any]] = {name: [] for name in runs}
-    for turn in range(repeat + 1):
-        for name, run in runs.items():
-            result = run()
-            if turn:
-                taken[name].append(result)
-    return taken
-
-
-def median(values: list[float]) -> float:
-    return float(statistics.median(values))
-
-
-def present(sides: dict[str, Peer | str]) -> dict[str, Peer]:
-    return {kind: side for kind, side in sides.items() if isinstance(side, Peer)}
 
 
 def compare_speed(
@@ -294,128 +111,6 @@ def rows(bench: Bench) -> dict[str, Any]:
             shown.append(Row(f"{count} rows over 1", "×", relative[0], "llama.cpp", relative[1]))
         shown.append(Row(f"{count} rows after {sizes.far}", "ms", far[count], "1 row there", far[1]))
     return {"rows": shown, "raw": taken}
-
-
-# Speculation
-
-
-def read_questions(paths: list[Path], wanted: str) -> dict[str, list[str]]:
-    """Category → texts, of rows that have the field; the categories named above, where there are any of them."""
-    found: dict[str, list[str]] = {}
-    for path in paths:
-        opened: Any = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8") as lines:
-            for line in filter(str.strip, lines):
-                row = json.loads(line)
-                if wanted in row:
-                    text = row[wanted][0] if isinstance(row[wanted], list) else row[wanted]
-                    found.setdefault(row.get("category", path.name.partition(".")[0]), []).append(text)
-    chosen = {category: found[category] for category in CATEGORIES if category in found}
-    return chosen or found
-
-
-def built_in() -> dict[str, list[str]]:
-    from paceline.bench.prompts import built_in as own_prompts
-
-    return {"built-in": [question.text for question in own_prompts("te")]}
-
-
-def speculate(bench: Bench, size: str) -> dict[str, Any]:
-    """Every drafter against plain decoding, llama.cpp and transformers, category by category."""
-    model, sizes = getattr(bench.options, size), bench.sizes
-    wanted, limit = ("turns", sizes.num_prompts) if size == "small" else ("prompt", sizes.num_prompts_large)
-    asked = read_questions(bench.options.dataset_path, wanted) if bench.options.dataset_path else built_in()
-    if not asked:
-        raise PeerError(f"no dataset given has the field {wanted!r}")
-    shown: list[Row] = []
-    raw: dict[str, Any] = {}
-    sides = bench.load(model, bench.sizes.length, "llama.cpp", "transformers")
-    ours = present(sides)["paceline"]
-    for category, texts in asked.items():
-        most = bench.sizes.length - bench.sizes.answer
-        prompts = [ours("tokenize", text=text, chat=True) for text in texts[: 4 * limit]]
-        if bench.options.quick:
-            prompts = [ids[: most // 2] for ids in prompts]
-        fitting = [ids for ids in prompts if len(ids) <= most][:limit]
-        if not fitting:
-            raise PeerError(f"no prompt of {category} fits into {most} tokens")
-        taken = ask_all(bench, sides, fitting, bench.end_ids(model))
-        raw[category] = {"prompt_tokens": [len(ids) for ids in fitting], "runs": taken}
-        shown += judge(f"{size}, {category}", taken, sides)
-    return {"rows": shown, "raw": raw}
-
-
-def ask_all(
-    bench: Bench, sides: dict[str, Peer | str], prompts: list[list[int]], stop: list[int]
-) -> dict[str, list[list[Answer]]]:
-    found, new = present(sides), bench.sizes.answer
-    ways: dict[str, tuple[Peer, int, dict[str, Any]]] = {
-        name: (found["paceline"], len(prompts), {"drafter": drafter}) for name, drafter in DRAFTERS.items()
-    }
-    if "llama.cpp" in found:
-        ways["llama.cpp"] = (found["llama.cpp"], len(prompts), {})
-    if "transformers" in found:
-        ways["transformers"] = (found["transformers"], bench.sizes.num_prompts_slow, {"lookup": LOOKUP})
-    for peer, _, extra in ways.values():
-        peer("answers", prompts=prompts[:1], new=min(new, 8), stop=stop, **extra)
-    taken: dict[str, list[list[Answer]]] = {name: [] for name in ways}
-    for turn in range(bench.options.repeat):
-        for name, (peer, limit, extra) in ways.items():
-            if name != "transformers" or turn < SLOW_REPEATS:
-                taken[name].append(peer("answers", prompts=prompts[:limit], new=new, stop=stop, **extra))
-    return taken
-
-
-def whole_speed(turns: list[list[Answer]], limit: int) -> float:
-    """Tokens per second of the first `limit` answers, prompts included."""
-    return median(
-        [
-            sum(len(a["tokens"]) for a in turn[:limit]) / sum(a["first"] + a["rest"] for a in turn[:limit])
-            for turn in turns
-        ]
-    )
-
-
-def decode_speed(turns: list[list[Answer]], limit: int) -> float:
-    """Tokens per second of the first `limit` answers after each one's first token."""
-    return median(
-        [
-            sum(len(a["tokens"]) - 1 for a in turn[:limit]) / max(sum(a["rest"] for a in turn[:limit]), 1e-9)
-            for turn in turns
-        ]
-    )
-
-
-def judge(where: str, taken: dict[str, list[list[Answer]]], sides: dict[str, Peer | str]) -> list[Row]:
-    """Rows for every drafter and the best one. Whether the text is plain's is part of the note."""
-    count = len(taken["plain"][0])
-    reference = [answer["tokens"] for answer in taken["plain"][0]]
-    measures = (("", whole_speed), (ALONE, decode_speed))
-    shown: list[Row] = []
-    for name in DRAFTERS:
-        turns = taken[name]
-        if name != "plain":
-            same = sum(all(turn[i]["tokens"] == reference[i] for turn in turns) for i in range(count))
-            rounds = sum(a["rounds"] - 1 for a in turns[0])  # the first belongs to reading the prompt
-            per = sum(len(a["tokens"]) - 1 for a in turns[0]) / max(rounds, 1)
-            note = f"{same}/{count} identical, {per:.2f} tokens per forward"
-            for added, speed in measures:
-                ours, plain = speed(turns, count), speed(taken["plain"], count)
-                shown.append(Row(f"{where}: {name}{added}", "tokens/s", ours, "plain", plain, "" if added else note))
-    best = max((name for name in DRAFTERS if name != "plain"), key=lambda name: whole_speed(taken[name], count))
-    for added, speed in measures:
-        figure = f"{where}: best{added}"
-        shown.append(Row(figure, "tokens/s", speed(taken[best], count), "plain", speed(taken["plain"], count), best))
-        for kind, label in (("llama.cpp", "llama.cpp plain"), ("transformers", f"transformers, lookup {LOOKUP}")):
-            side = sides[kind]
-            few = len(taken[kind][0]) if kind in taken else count
-            theirs = speed(taken[kind], few) if kind in taken else None
-            note = side if isinstance(side, str) else f"{best}, {few} prompts"
-            shown.append(Row(figure, "tokens/s", speed(taken[best], few), label, theirs, note))
-    return shown
-
-
-# Memory
 
 
 def memory(bench: Bench, size: str) -> dict[str, Any]:

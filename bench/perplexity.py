@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cpu_peers import PROSE, Peer, PeerError, show
+from cpu_peers import show
+from peer_processes import PROSE, Peer, PeerError
 
 RESULTS = Path(__file__).resolve().parent / "results" / "perplexity.json"
 EXACT = "paceline, torch float32"

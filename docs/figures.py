@@ -10,7 +10,7 @@ only for reading.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import io
 import json
 import re
@@ -247,12 +247,11 @@ def _limits(runs: dict[str, list[list[dict[str, Any]]]], way: str) -> list[str]:
 
 
 def _reach() -> dict[str, tuple[str, float]]:
-    spec = importlib.util.spec_from_file_location("cpu_peers", ROOT / "bench" / "cpu_peers.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["cpu_peers"] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    found: dict[str, tuple[str, float]] = module.REACH
+    sys.path.insert(0, str(ROOT / "bench"))  # where a script finds its neighbours
+    try:
+        found: dict[str, tuple[str, float]] = importlib.import_module("cpu_peers").REACH
+    finally:
+        sys.path.pop(0)
     return found
 
 

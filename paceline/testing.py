@@ -33,7 +33,8 @@ from paceline.params import SamplingParams
 from paceline.prompts import Prompt
 
 VOCAB = 97
-MAX_TOKENS = 24
+MAX_TOKENS = 16
+ROUNDS = 4  # on a device without data: the prompts, then drafts, each upon what nobody has read of the round before
 BATCHES = (1, 3)
 SETTINGS = {
     "greedy": SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
@@ -56,14 +57,15 @@ SETTINGS = {
     ),
 }
 # Options of the engine; behind: on a device that is so many rounds behind the host.
+FEW_PAGES = {"prefix_caching": False, "max_model_len": 90, "num_pages": 7}  # three prompts take six of them
 SITUATIONS: dict[str, dict[str, Any]] = {
     "fresh": {},
     "chunked": {"max_batched_tokens": 9},
-    "preempted": {"prefix_caching": False},
+    "preempted": FEW_PAGES,
     "small_pages": {"block_size": 4},
     "behind_1": {"behind": 1},
     "behind_2": {"behind": 2, "block_size": 4},
-    "behind_2_preempted": {"behind": 2, "prefix_caching": False},
+    "behind_2_preempted": {"behind": 2, **FEW_PAGES},
 }
 
 
@@ -126,14 +128,6 @@ def plain(batch: int, setting: str) -> list[list[int]]:
     return tokens_of(tiny_llm(), batch, setting)
 
 
-def options_in(situation: str, batch: int) -> dict[str, Any]:
-    options = dict(SITUATIONS[situation])
-    if "preempted" in situation:
-        options["max_model_len"] = 100 if batch == 3 else 90
-        options["num_pages"] = -(-options["max_model_len"] // 16) + 1
-    return options
-
-
 def tokens_of(llm: LLM, batch: int, setting: str, **changes: Any) -> list[list[int]]:
     """The tokens of one run; the engine's books have to be in order after it."""
     return [tokens for tokens, _ in _run(llm, batch, setting, **changes)]
@@ -190,7 +184,7 @@ def check_drafter(factory: Callable[[], Any], kernels: str = "reference") -> Che
         for setting in SETTINGS:
             check_reads_nothing(factory, setting)
     for situation, batch in itertools.product(SITUATIONS, BATCHES):
-        llm = tiny_llm(factory(), **{"kernels": kernels, **options_in(situation, batch)})
+        llm = tiny_llm(factory(), kernels=kernels, **SITUATIONS[situation])
         check(situation, llm, batch, next(settings))
     for batch, setting in zip(itertools.cycle(BATCHES), SETTINGS):
         llm = tiny_llm(factory(), kernels=kernels, block_size=4)
@@ -238,10 +232,10 @@ def on_nothing(drafter: Any, acceptance: str = "exact") -> LLM:
     return llm
 
 
-def launch(llm: LLM, setting: str, rounds: int = 7) -> None:
+def launch(llm: LLM, setting: str) -> None:
     for length in (5, 19):
         llm.add(Prompt(None, list(range(3, 3 + length))), SETTINGS[setting])
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         assert llm.step() == [], "nothing can have been read"
 
 

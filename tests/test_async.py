@@ -20,6 +20,7 @@ from tests.fakes import check_books, set_apart, tiny_model
 from tests.tokens import NUM_IDS, tokenizer
 
 PARAMS = SETTINGS["greedy"]
+PAUSE = 0.001  # between looks at what another thread does, which needs the interpreter meanwhile
 
 
 def make(drafter: Any = None, behind: int | None = None, **options: Any) -> AsyncLLM:
@@ -50,7 +51,7 @@ async def settle(llm: AsyncLLM) -> None:
     """Until the pump has done all that was asked for before."""
     await llm.abort("nobody")
     while llm.llm._has_work:
-        await asyncio.sleep(0)
+        await asyncio.sleep(PAUSE)
 
 
 def hold(llm: AsyncLLM, number: int) -> threading.Event:
@@ -83,7 +84,7 @@ def test_tasks_share_a_batch_and_each_gets_its_own_text(drafter: Any, behind: in
         streams = [asyncio.create_task(tokens_of(llm.stream(prompt, PARAMS))) for prompt in prompts(3)]
         whole = asyncio.create_task(llm.generate(prompts(3), PARAMS))
         while num_asked(llm) < 6:
-            await asyncio.sleep(0)
+            await asyncio.sleep(PAUSE)
         go_on.set()
         *streamed, outputs = await asyncio.gather(*streams, whole)
         assert streamed == [output.outputs[0].token_ids for output in outputs] == plain(3, "greedy")
@@ -142,7 +143,7 @@ def test_the_loop_runs_while_the_engine_is_at_a_round(monkeypatch: pytest.Monkey
         task = asyncio.create_task(llm.generate(prompts(1), PARAMS))
         while not task.done():
             go_on.set()
-            await asyncio.sleep(0)
+            await asyncio.sleep(PAUSE)
         monkeypatch.undo()
         assert task.result()[0].outputs[0].token_ids == plain(1, "greedy")[0]
         assert len(threads) == 1 and threading.get_ident() not in threads
@@ -173,14 +174,14 @@ def test_a_request_joins_the_batch_at_the_next_round_and_the_thread_sleeps_when_
         await anext(first)
         second = asyncio.create_task(tokens_of(llm.stream(prompts(3)[1], PARAMS)))
         while num_asked(llm) < 2:
-            await asyncio.sleep(0)
+            await asyncio.sleep(PAUSE)
         go_on.set()
         await tokens_of(first)
         assert await second == plain(3, "greedy")[1]
         assert {record.sequences for record in llm.llm.engine.stats.recent} == {1, 2}
         await settle(llm)
         while not llm._pump.asleep:
-            await asyncio.sleep(0)
+            await asyncio.sleep(PAUSE)
         assert not llm.llm._has_work
 
     run(act)
@@ -193,7 +194,7 @@ async def freed(llm: AsyncLLM) -> bool:
     """Whether slots and pages have come back once the pump has done what was asked."""
     await llm.abort("nobody")
     while llm.llm.engine._in_flight:
-        await asyncio.sleep(0)
+        await asyncio.sleep(PAUSE)
     return llm.llm.engine.table.num_free == llm.llm.options.max_num_seqs and not llm.llm._live
 
 
@@ -205,7 +206,7 @@ def test_cancelling_a_task_aborts_its_requests_at_once(how: str, behind: int | N
         call = llm.generate(prompts(1), PARAMS) if how == "generate" else tokens_of(llm.stream(prompts(1)[0], PARAMS))
         task = asyncio.create_task(call)
         while not llm.llm.engine.stats.rounds:
-            await asyncio.sleep(0)
+            await asyncio.sleep(PAUSE)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -240,7 +241,7 @@ def test_leaving_a_stream_aborts_its_request_at_once(how: str, monkeypatch: pyte
             del stream
         go_on.set()
         while how == "let go in a round" and not await freed(llm):
-            await asyncio.sleep(0)
+            await asyncio.sleep(PAUSE)
         assert await freed(llm) and llm.llm.engine.stats.rounds <= 4
 
     run(act)
@@ -276,7 +277,7 @@ def test_requests_of_a_loop_that_is_gone_are_dropped() -> None:
     async def go_on() -> None:
         assert (await llm.generate(prompts(1), PARAMS))[0].outputs[0].token_ids == plain(1, "greedy")[0]
         while not await freed(llm):
-            await asyncio.sleep(0)
+            await asyncio.sleep(PAUSE)
         await llm.close()
 
     asyncio.run(begin())
@@ -297,7 +298,7 @@ def test_a_round_that_fails_is_told_to_all_who_wait_and_the_next_are_served(monk
         await anext(stream)
         asked = asyncio.create_task(llm.generate(prompts(3), PARAMS))
         while num_asked(llm) < 4:
-            await asyncio.sleep(0)
+            await asyncio.sleep(PAUSE)
         monkeypatch.setattr(llm.llm.engine.runner, "run", fail)
         go_on.set()
         found = await asyncio.gather(tokens_of(stream), asked, return_exceptions=True)
@@ -316,7 +317,7 @@ def test_closing_tells_those_who_wait_and_refuses_those_who_come() -> None:
         await anext(stream)
         closing = asyncio.create_task(llm.close())
         while not llm.llm._jobs and not llm.llm._closed:
-            await asyncio.sleep(0)
+            await asyncio.sleep(PAUSE)
         go_on.set()
         await closing
         *_, last = [chunk async for chunk in stream]

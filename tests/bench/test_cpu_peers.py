@@ -1,6 +1,7 @@
 """The measurements against other programs, run small: their shape, what a missing peer looks like, their arithmetic.
 
-No time is judged here. The scripts are run as anybody would run them, in processes of their own.
+No time is judged here. The sides are processes of their own, as always; so is the script in the long run, as anybody
+would start it.
 """
 
 from __future__ import annotations
@@ -21,17 +22,12 @@ from tests.fakes import tiny_model
 BENCH = Path(__file__).parents[2] / "bench"
 
 
-def load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-cpu_peers = load("cpu_peers")
-perplexity = load("perplexity")
+with pytest.MonkeyPatch.context() as place:
+    place.syspath_prepend(str(BENCH))  # where a script finds its neighbours
+    cpu_peers: Any = importlib.import_module("cpu_peers")
+    perplexity: Any = importlib.import_module("perplexity")
+    peer_processes: Any = importlib.import_module("peer_processes")
+    DRAFTERS = importlib.import_module("cpu_speculation").DRAFTERS
 has_llama = importlib.util.find_spec("llama_cpp") is not None
 
 
@@ -40,12 +36,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     tiny_model().save_pretrained(folder)
     return folder
-
-
-def run(script: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(BENCH / script), *words], capture_output=True, text=True, timeout=300, check=False
-    )
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +50,9 @@ def record(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     )
     output = folder / "out.json"
     words = ["--quick", "--repeat", "2", "--threads", "1", "--small", str(checkpoint), "--large", str(checkpoint)]
-    done = run("cpu_peers.py", *words, "--dataset-path", str(folder / "asked.jsonl"), "--output", str(output))
+    words += ["--dataset-path", str(folder / "asked.jsonl"), "--output", str(output)]
+    command = [sys.executable, str(BENCH / "cpu_peers.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(output.read_text())
     return told
@@ -123,10 +115,10 @@ def test_drafters_say_what_plain_decoding_says_and_the_named_category_alone_is_a
     raw = record["figures"]["speculative-small"]["raw"]
     assert list(raw) == ["rag"]
     runs = raw["rag"]["runs"]
-    assert set(cpu_peers.DRAFTERS) | {"transformers"} <= set(runs)
-    said = {json.dumps([answer["tokens"] for answer in turn]) for name in cpu_peers.DRAFTERS for turn in runs[name]}
+    assert set(DRAFTERS) | {"transformers"} <= set(runs)
+    said = {json.dumps([answer["tokens"] for answer in turn]) for name in DRAFTERS for turn in runs[name]}
     assert len(said) == 1
-    proposed = sum(answer["proposed"] for name in cpu_peers.DRAFTERS for turn in runs[name] for answer in turn)
+    proposed = sum(answer["proposed"] for name in DRAFTERS for turn in runs[name] for answer in turn)
     assert proposed > 0, "a drafter that never drafts measures nothing"
 
 
@@ -140,24 +132,24 @@ def test_memory_is_compared_with_the_file_and_the_cache(record: dict[str, Any], 
 
 
 def test_a_figure_whose_model_does_not_load_is_reported_and_the_others_still_run(
-    tmp_path: Path, checkpoint: Path
+    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--quick", "--repeat", "1", "--threads", "1", "--small", str(checkpoint), "--large", "no/such/model/here"]
-    done = run("cpu_peers.py", *words, "--only", "decode-large", "decode-small", "--output", str(tmp_path / "out.json"))
-    assert done.returncode == 1
-    assert "decode-large failed: paceline: CheckpointError" in done.stderr
+    with pytest.raises(SystemExit) as ended:
+        cpu_peers.main([*words, "--only", "decode-large", "decode-small", "--output", str(tmp_path / "out.json")])
+    assert ended.value.code == 1
+    assert "decode-large failed: paceline: CheckpointError" in capsys.readouterr().err
     figures = json.loads((tmp_path / "out.json").read_text())["figures"]
     assert figures["decode-large"]["rows"] == [] and figures["decode-small"]["rows"]
 
 
 def test_perplexity_is_that_of_the_transformers_model(tmp_path: Path, checkpoint: Path) -> None:
     words = ["--model", str(checkpoint), "--chunk", "48", "--max-tokens", "121", "--threads", "1"]
-    done = run("perplexity.py", *words, "--output", str(tmp_path / "out.json"))
-    assert done.returncode == 0, done.stderr
+    perplexity.main([*words, "--output", str(tmp_path / "out.json")])
     told = json.loads((tmp_path / "out.json").read_text())
     assert {"command", "date", "versions", "machine", "model", "sides", "chunk_sizes"} <= set(told)
     assert told["chunk_sizes"] == [48, 48, 25]
-    ids = [3 + byte % 94 for byte in cpu_peers.PROSE.read_text().encode()][:121]
+    ids = [3 + byte % 94 for byte in peer_processes.PROSE.read_text().encode()][:121]
     losses = []
     with torch.no_grad():
         for chunk in perplexity.cut(ids, 48):
@@ -175,18 +167,18 @@ def test_chunks_hold_every_token_but_a_last_one_that_predicts_nothing() -> None:
 
 def test_turns_alternate_and_the_first_is_not_counted() -> None:
     asked: list[str] = []
-    taken = cpu_peers.in_turn(2, {name: lambda name=name: asked.append(name) or len(asked) for name in ("a", "b")})
+    taken = peer_processes.in_turn(2, {name: lambda name=name: asked.append(name) or len(asked) for name in ("a", "b")})
     assert asked == ["a", "b"] * 3
     assert taken == {"a": [3, 5], "b": [4, 6]}
 
 
 def test_a_side_that_dies_is_an_error_with_its_name() -> None:
-    peer = cpu_peers.Peer("paceline", sys.executable)
+    peer = peer_processes.Peer("paceline", sys.executable)
     try:
-        with pytest.raises(cpu_peers.PeerError, match="paceline: AttributeError"):
+        with pytest.raises(peer_processes.PeerError, match="paceline: AttributeError"):
             peer("answers", prompts=[[1]], new=1, stop=[])  # nothing is loaded
         peer._process.kill()
-        with pytest.raises(cpu_peers.PeerError, match="paceline"):
+        with pytest.raises(peer_processes.PeerError, match="paceline"):
             for _ in range(2):
                 peer("memory")
     finally:

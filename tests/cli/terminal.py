@@ -29,14 +29,17 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def press(self, key: str, until: str) -> None:
-        """A key that makes a signal, as often as it takes: readline forgets one that comes just as it goes to wait."""
+        """A key that makes a signal, as often as it takes: readline forgets one that comes just as it goes to wait.
+
+        Not sooner than a busy machine answers: a second Ctrl-C while the first is answered ends the program.
+        """
         end = time.monotonic() + PATIENCE
         while self.written.find(until.encode(), self._seen) < 0:
             assert time.monotonic() < end, f"{until!r} was not written:\n{self.screen.text}"
             self.type(key)
-            pause = time.monotonic() + 1.0
+            pause = time.monotonic() + 10.0
             while self.written.find(until.encode(), self._seen) < 0 and time.monotonic() < pause:
-                self._read(0.1)
+                assert self._read(0.1), f"the program ended before it wrote {until!r}:\n{self.screen.text}"
         self.wait_for(until)
 
     def wait_for(self, text: str) -> None:

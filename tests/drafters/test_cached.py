@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline import NGram, SamplingParams
+from paceline import NGram
 from tests.drafters.contract import SETTINGS, plain, prompts
 from tests.drafters.pair_reader import CROSS, OWN, TARGET_LAYER, Network, Spied
 from tests.fakes import check_books, tiny_llm, tiny_model
@@ -126,8 +126,7 @@ def test_switched_on_in_the_middle_it_reads_what_it_is_shown(behind: int | None)
     drafter = Spied()
     llm = tiny_llm(None, behind, block_size=4)
     tokens: list[int] = []
-    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-    for chunk in llm.stream(prompts(1)[0], params):
+    for chunk in llm.stream(prompts(1)[0], SETTINGS["greedy"]):
         tokens += chunk.token_ids
         if len(tokens) == 5:
             llm.set_drafter(drafter)

@@ -1,31 +1,22 @@
 """Every drafter in every situation, every pair of (drafter, situation, batch, sampling setting): token for token what
-plain decoding says."""
+plain decoding says. On the native kernels every pair of (drafter, batch, setting, dtype, rounds behind)."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from paceline.kernels.cpu.library import library
-from paceline.testing import BATCHES, SETTINGS, SITUATIONS, options_in, plain, prompts, tokens_of
+from paceline.testing import BATCHES, SETTINGS, SITUATIONS, plain, prompts, tokens_of
 from tests.drafters.contract import DRAFTERS, recorded
 from tests.fakes import Replay, Scratching, tiny_llm
 
-HEADS = ("medusa", "medusa_tree", "mlp_speculator", "mlp_speculator_tree", "hydra_prefix_tree")
-READERS = ("eagle_static", "eagle3", "glide", "glide_layers", "glide_cape", "pard", "dflash", "dflash_own")
-NATIVE = (
-    "ngram",
-    "draft_model",
-    "replay_tree",
-    "drawn_tree",
-    "pair_reader",
-    "lookahead",
-    "early_exit",
-    *HEADS,
-    *READERS,
-)
+DTYPES = ("auto", "bfloat16", "float16")  # of matrices on the native kernels; auto: as they are, in 32 bits
+BEHIND = (None, 1, 2)
 
 
 def pairwise() -> list[tuple[str, int, str, str]]:
@@ -38,25 +29,41 @@ def pairwise() -> list[tuple[str, int, str, str]]:
     return rows
 
 
-def test_every_pair_is_run() -> None:
-    rows = pairwise()
-    for one, other in itertools.combinations(range(4), 2):
-        values = [(DRAFTERS, BATCHES, SITUATIONS, SETTINGS)[factor] for factor in (one, other)]
-        assert {(row[one], row[other]) for row in rows} == set(itertools.product(*values))
+def pairwise_native() -> list[tuple[str, int, str, str, int | None]]:
+    """Each drafter on shared batches and on static ones, with batches, settings and dtypes in turn."""
+    rows = []
+    for first, name in enumerate(DRAFTERS):
+        for second, behind in enumerate(BEHIND):
+            setting, dtype = list(SETTINGS)[(first + second) % 3], DTYPES[(first // 3 + second) % 3]
+            rows.append((name, BATCHES[(first // 9 + first + second) % 2], setting, dtype, behind))
+    return rows
+
+
+@pytest.mark.parametrize(
+    "rows, factors",
+    [
+        (pairwise(), (DRAFTERS, BATCHES, SITUATIONS, SETTINGS)),
+        (pairwise_native(), (DRAFTERS, BATCHES, SETTINGS, DTYPES, BEHIND)),
+    ],
+    ids=["reference", "native"],
+)
+def test_every_pair_is_run(rows: list[tuple[Any, ...]], factors: tuple[Any, ...]) -> None:
+    for one, other in itertools.combinations(range(len(factors)), 2):
+        assert {(row[one], row[other]) for row in rows} == set(itertools.product(factors[one], factors[other]))
 
 
 @pytest.mark.parametrize("name, batch, situation, setting", pairwise())
 def test_a_drafter_changes_no_token(name: str, batch: int, situation: str, setting: str) -> None:
-    llm = tiny_llm(DRAFTERS[name](recorded(batch, setting)), **options_in(situation, batch))
+    llm = tiny_llm(DRAFTERS[name](recorded(batch, setting)), **SITUATIONS[situation])
     assert tokens_of(llm, batch, setting) == plain(batch, setting)
     if "preempted" in situation and batch == 3:
         assert llm.engine.scheduler.num_preemptions > 0
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_a_prefix_hit_and_a_budget_of_zero_change_no_token(name: str, setting: str) -> None:
-    batch = BATCHES[(list(DRAFTERS).index(name) + list(SETTINGS).index(setting)) % 2]
+@pytest.mark.parametrize("number, name", list(enumerate(DRAFTERS)))
+def test_a_prefix_hit_and_a_budget_of_zero_change_no_token(number: int, name: str) -> None:
+    """With settings and batches in turn."""
+    setting, batch = list(SETTINGS)[number % 3], BATCHES[number // 3 % 2]
     llm = tiny_llm(DRAFTERS[name](recorded(batch, setting)), block_size=4)
     first = tokens_of(llm, batch, setting)
     again = llm.generate(prompts(batch), SETTINGS[setting])
@@ -75,7 +82,7 @@ def test_replay_accepts_every_length_and_every_branch(
     """The honesty of the suite: equality is only worth something if everything that can be accepted was."""
     replay = Replay(recorded(3, setting), seed=0, trees=trees)
     llm = tiny_llm(replay)
-    for number in range(12):
+    for number in range(6):
         replay.seed = number
         assert tokens_of(llm, 3, setting) == plain(3, setting)
     lengths, branches = (dict(sorted(c.items())) for c in (replay.histogram.lengths, replay.histogram.branches))
@@ -92,12 +99,21 @@ def test_scratch_nodes_are_never_accepted_and_their_logits_are_shown(setting: st
     assert max(drafter.num_logits) > 2 and sum(drafter.histogram.lengths.values()) > 0
 
 
-@pytest.mark.parametrize("behind", [None, 1, 2])
-@pytest.mark.parametrize("name", NATIVE)
-def test_the_native_kernels_keep_the_contract_on_shared_and_on_static_batches(name: str, behind: int | None) -> None:
+@functools.cache
+def plain_native(batch: int, setting: str, dtype: str) -> list[list[int]]:
+    llm = tiny_llm(kernels="auto", dtype=dtype)
+    assert llm.model.ops.name == "native"
+    return tokens_of(llm, batch, setting)
+
+
+@pytest.mark.parametrize("name, batch, setting, dtype, behind", pairwise_native())
+def test_a_drafter_changes_no_token_on_the_native_kernels(
+    name: str, batch: int, setting: str, dtype: str, behind: int | None
+) -> None:
     if library() is None:
         pytest.skip("the native kernels are not built here")
-    wanted = tokens_of(tiny_llm(kernels="native"), 3, "seeded")
-    known = {tuple(p): p + out for p, out in zip(prompts(3), wanted)}
-    llm = tiny_llm(DRAFTERS[name](known), behind, kernels="native", block_size=4)
-    assert tokens_of(llm, 3, "seeded") == wanted
+    wanted = plain_native(batch, setting, dtype)
+    known = {tuple(p): p + out for p, out in zip(prompts(batch), wanted)}
+    llm = tiny_llm(DRAFTERS[name](known), behind, kernels="auto", dtype=dtype, block_size=4)
+    assert llm.model.ops.name == "native"
+    assert tokens_of(llm, batch, setting) == wanted

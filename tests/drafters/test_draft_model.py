@@ -105,9 +105,15 @@ def plain_engine() -> LLM:
 # An identical draft model is always right.
 
 
-@BEHIND
-@pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 3}, {"temperature": 1.3, "seed": 4, "top_k": 8}])
-@pytest.mark.parametrize("acceptance", ["exact", "rejection", "block"])
+WISHES: list[dict[str, Any]] = [{}, {"temperature": 0.9, "seed": 3}, {"temperature": 1.3, "seed": 4, "top_k": 8}]
+PAIRS = [  # each pair of rounds behind, acceptance rule and parameters
+    (behind, acceptance, WISHES[(first + second) % 3])
+    for first, behind in enumerate((None, 1, 2))
+    for second, acceptance in enumerate(("exact", "rejection", "block"))
+]
+
+
+@pytest.mark.parametrize("behind, acceptance, params", PAIRS)
 def test_a_draft_model_equal_to_the_target_is_always_accepted(
     behind: int | None, acceptance: str, params: dict[str, Any]
 ) -> None:

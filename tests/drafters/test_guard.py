@@ -14,11 +14,9 @@ import pytest
 from paceline.drafters.base import Context, Drafter, Observation, QuietDrafter
 from paceline.drafters.tree import Proposal
 from paceline.sampling.rules import RULES
-from paceline.testing import SETTINGS, check_reads_nothing, launch, on_nothing
+from paceline.testing import ROUNDS, SETTINGS, check_reads_nothing, closed_lists, launch, on_nothing
 from tests.drafters.contract import DRAFTERS
 from tests.fakes import Known
-
-ROUNDS = 7
 
 
 def made(name: str) -> Drafter | None:
@@ -40,17 +38,13 @@ def test_the_guard_looks_at_every_drafter_that_says_it_is_on_the_device(
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", ["none", *REAL])
-def test_a_round_reads_nothing(name: str, setting: str) -> None:
+def test_a_round_reads_nothing_and_no_drafter_loops_over_sequences(name: str, setting: str) -> None:
     llm = on_nothing(None if name == "none" else DRAFTERS[name]({}))
-    launch(llm, setting, ROUNDS)
+    with closed_lists():
+        launch(llm, setting)
     assert len(llm.engine._in_flight) == ROUNDS
     rows = [len(round.batch.ids) for round in llm.engine._in_flight]
     assert rows[0] == 24 and (rows[-1] > 2) == (name != "none"), "the last rounds carry drafts"
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_no_drafter_on_the_device_loops_over_sequences(name: str) -> None:
-    check_reads_nothing(lambda: DRAFTERS[name]({}))
 
 
 @pytest.mark.parametrize("acceptance", RULES)

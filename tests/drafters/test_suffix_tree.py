@@ -262,16 +262,16 @@ def similar_texts(rng: random.Random, count: int) -> list[list[int]]:
 def test_bytes_are_within_a_quarter_of_what_python_allocates(kind):
     rng = random.Random(6)
     if kind == "similar":
-        texts = similar_texts(rng, 80)
+        texts = similar_texts(rng, 40)
     elif kind == "nothing alike":
-        texts = [[rng.randrange(300, 50_000) for _ in range(400)] for _ in range(80)]
+        texts = [[rng.randrange(300, 50_000) for _ in range(400)] for _ in range(40)]
     else:
-        texts = [list(range(1000, 1400))] * 80
+        texts = [list(range(1000, 1400))] * 40
     for evicting in (False, True):
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
-            tree = SuffixTree(24, max_texts=40 if evicting else None)
+            tree = SuffixTree(24, max_texts=20 if evicting else None)
             for tokens in texts:
                 text = tree.begin()
                 tree.extend(text, (token + 0 for token in tokens))

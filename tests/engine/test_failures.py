@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +18,7 @@ from paceline.errors import EngineError
 from paceline.outputs import CompletionOutput, Gathered
 from paceline.prompts import Prompt
 from paceline.sampling.state import SamplerState
+from paceline.testing import MAX_TOKENS
 from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
 from tests.engine.interrupting import Interrupt
 from tests.fakes import check_books, tiny_llm, tiny_model
@@ -41,6 +43,14 @@ UNTOUCHED = (
 )
 
 
+STRUCK = [  # each drafter at lines of its own
+    (40 + 73 * number, name, behind)
+    for number, (name, behind) in enumerate(
+        itertools.product(("none", "suffix_tree", "draft_model", "replay_tree"), (None, 2))
+    )
+]
+
+
 def interrupt_at(line: int) -> Interrupt:
     """Counted in the watched folders, recovery apart."""
 
@@ -63,14 +73,13 @@ def finish(llm: LLM, gathered: dict[str, Gathered]) -> dict[str, CompletionOutpu
     return done
 
 
-@pytest.mark.parametrize("behind", [None, 2])
-@pytest.mark.parametrize("name", ["none", "suffix_tree", "draft_model", "replay_tree"])
-def test_an_interrupt_at_any_line_loses_nothing(name: str, behind: int | None) -> None:
+@pytest.mark.parametrize("first, name, behind", STRUCK)
+def test_an_interrupt_at_any_line_loses_nothing(first: int, name: str, behind: int | None) -> None:
     """Interrupted once, at a line that differs from try to try, an engine that goes on says what it would have said."""
     drafter = None if name == "none" else DRAFTERS[name](recorded(3, "seeded"))
     llm = tiny_llm(drafter, behind, block_size=4, max_batched_tokens=20)
     hits = 0
-    for line in range(40, 7000, 293):
+    for line in range(first, 7000, 587):
         gathered: dict[str, Gathered] = {}
         for prompt in prompts(3):
             gathered[llm.add(Prompt(None, prompt), SETTINGS["seeded"])] = Gathered()
@@ -89,7 +98,7 @@ def test_an_interrupt_at_any_line_loses_nothing(name: str, behind: int | None) -
         check_books(llm)
         done |= finish(llm, gathered)
         assert [done[request].token_ids for request in gathered] == plain(3, "seeded"), f"interrupted at line {line}"
-        assert all(len(output.provenance) == output.stats.tokens == 24 for output in done.values())
+        assert all(len(output.provenance) == output.stats.tokens == MAX_TOKENS for output in done.values())
         assert llm.engine.table.num_free == llm.options.max_num_seqs
         llm._live.clear()
     assert hits >= 5, "interrupts must hit something"
@@ -98,7 +107,7 @@ def test_an_interrupt_at_any_line_loses_nothing(name: str, behind: int | None) -
 @pytest.mark.parametrize("behind", [None, 2])
 def test_an_interrupt_while_a_request_is_aborted_or_the_drafter_changed_loses_nobody(behind: int | None) -> None:
     llm = tiny_llm(DRAFTERS["ngram"]({}), behind, block_size=4)
-    for line in range(1, 1200, 23):
+    for line in range(1 + 23 * (behind or 0), 1200, 47):  # odd and even in turn
         gathered = {llm.add(prompt, SETTINGS["greedy"]): Gathered() for prompt in prompts(3)}
         first, second, third = gathered
         done: dict[str, CompletionOutput] = {}

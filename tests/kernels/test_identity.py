@@ -16,8 +16,6 @@ PROMPTS = [
     "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n",
     "List of planets in order from the sun: Mercury,",
     "One two three four five six seven eight nine ten. One two three four",
-    "Dear Sir or Madam,\n\nI am writing to",
-    "In 1969, the first humans to walk on the moon were",
 ]
 SAMPLING = {
     "greedy": {"temperature": 0.0},
@@ -75,7 +73,7 @@ def test_the_default_model_says_the_same_with_every_drafter(
 ) -> None:
     monkeypatch.setattr(fakes, "VOCAB", 4000)  # where replay takes its wrong tokens from
     llm = LLM(small(), max_model_len=256, kernels="native")
-    params = SamplingParams(max_tokens=48, ignore_eos=True, **SAMPLING[sampling])
+    params = SamplingParams(max_tokens=32, ignore_eos=True, **SAMPLING[sampling])
     seen = compare(llm, PROMPTS, params, list(DRAFTERS))
     record_property("shown", f"native kernels, {catalog.DEFAULT_MODEL}, {sampling}: {seen}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -38,11 +39,15 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     found.paceline_threads(1)
 
 
-def table_of(name: str, kernels: str = "native", block_size: int = 16) -> Table:
+@functools.cache
+def load(name: str, kernels: str) -> loader.Loaded:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]).eval().float()
-    loaded = loader.build(loader.find(model), torch.float32, CPU, kernels, LONGEST)
-    table = Table(loaded, longest=LONGEST, block_size=block_size)
+    return loader.build(loader.find(model), torch.float32, CPU, kernels, LONGEST)
+
+
+def table_of(name: str, kernels: str = "native", block_size: int = 16) -> Table:
+    table = Table(load(name, kernels), longest=LONGEST, block_size=block_size)
     for slot in range(3):
         table.begin(slot, tokens(LONGEST - 10, 1))
     return table
@@ -99,7 +104,15 @@ def test_long_texts_agree_with_the_reference(name: str, threads: int) -> None:
     assert results[1].std() > 0.05
 
 
-@pytest.fixture(params=("portable", "avx2", "avx512"))
+PATHS = ("portable", "avx2", "avx512")
+PAGES = [  # each pair of a shape, a size of pages and an instruction set
+    (name, size, PATHS[(first + second) % 3])
+    for first, name in enumerate(CONFIGS)
+    for second, size in enumerate((1, 5, 24, 48))
+]
+
+
+@pytest.fixture
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     found = library()
     assert found is not None
@@ -110,8 +123,7 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
     found.paceline_select(before)
 
 
-@pytest.mark.parametrize("block_size", [1, 5, 24, 48])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name, block_size, path", PAGES, indirect=["path"])
 def test_the_size_of_pages_does_not_reach_a_result(name: str, block_size: int, path: str) -> None:
     """Keys lie sixteen rows together, wherever pages begin and end among them."""
     rng = np.random.default_rng(block_size)

@@ -7,10 +7,13 @@ the same as decoding with it (a first difference would show as a different choic
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from paceline import LLM, SamplingParams
 from paceline.models import catalog
@@ -19,25 +22,15 @@ PROMPTS = [
     "The capital of France is",
     "Once upon a time, in a small village by the sea,",
     "def fibonacci(n):\n    ",
-    "The three primary colours are",
-    "Water boils at a temperature of",
-    "In 1969, the first humans to walk on the moon were",
     "A recipe for pancakes: take two eggs,",
-    "The opposite of cold is",
     "List of planets in order from the sun: Mercury,",
     "Dear Sir or Madam,\n\nI am writing to",
-    "To be, or not to be, that is",
-    "The main difference between a cat and a dog is",
     "SELECT name, age FROM users WHERE",
-    "Photosynthesis is the process by which",
     "One two three four five six seven eight nine ten. One two three four",
     "Q: What is 7 times 8?\nA:",
-    "The quick brown fox jumps over the lazy dog. The quick brown fox",
     "import numpy as np\n\nx = np.",
-    "My favourite season is autumn because",
-    "Shakespeare wrote many plays, such as",
 ]
-TOKENS = 64
+TOKENS = 32
 
 
 @functools.cache
@@ -52,11 +45,9 @@ def ours() -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_greedy_tokens_are_those_of_transformers(record_property: Any) -> None:
-    from pathlib import Path
-
-    from transformers import AutoModelForCausalLM
-
+def test_greedy_tokens_are_those_of_transformers(record_property: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GGUFReader", "get_tensor_name_map"):  # made anew for every tensor, each time the same
+        monkeypatch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
     path = Path(model_path())
     theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
     same = 0
