@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.drafters.base import Drawn
 from paceline.drafters.tree import PADDING, Proposal
 from paceline.kernels.chain import Drafts, Picking
+from paceline.kernels.cpu.chain import pick
 from paceline.sampling import noise
 from paceline.sampling.processors import process
 from paceline.sampling.rules import Rule
@@ -118,11 +119,10 @@ class DraftContext:
         if not self._untouched:
             processed = process(processed, rows, self._state)
         chosen = likeliest and self._rule.needs_probs
-        scores = processed if chosen else self._perturbed(processed, rows, lengths)
         if count == 1:
-            picked = argmax(scores).clamp(min=0)[:, None]
+            picked = self._pick(processed, rows, lengths, chosen).clamp(min=0)[:, None]
         else:
-            picked = _largest(scores, count)
+            picked = _largest(processed if chosen else self._perturbed(processed, rows, lengths), count)
         if self._keep_probs:
             self._prunable = self._prunable and chosen
             self._note_probs(processed, picked, batch, chosen)
@@ -198,11 +198,23 @@ class DraftContext:
             rest = rest / rest.sum(1, keepdim=True).clamp(min=1e-300)
         self._probs.append(torch.stack(children, dim=1).view(batch, -1, processed.shape[1]))
 
+    def _pick(self, processed: Tensor, rows: Rows, lengths: Tensor, chosen: bool) -> Tensor:
+        """[R] one token of each row, with noise unless it is chosen; -1: none can be."""
+        if chosen or not self._sampled:
+            return argmax(processed)
+        if not self._state.picks:
+            return argmax(self._perturbed(processed, rows, lengths))
+        return pick(processed, self._state.picking(rows.slots, rows.positions + 1, *self._stream(lengths)).processed())
+
+    def _stream(self, lengths: Tensor) -> tuple[int, Tensor | None]:
+        """The target's own noise where the rule shares it, so that both agree more often."""
+        return (noise.SAMPLE, None) if self._rule.shares_noise else (noise.DRAFT, lengths)
+
     def _perturbed(self, processed: Tensor, rows: Rows, lengths: Tensor) -> Tensor:
-        """Gumbel-max scores: the target's own noise where the rule shares it, so that both agree more often."""
+        """Gumbel-max scores."""
         if not self._sampled:
             return processed
-        stream, extra = (noise.SAMPLE, None) if self._rule.shares_noise else (noise.DRAFT, lengths)
+        stream, extra = self._stream(lengths)
         keys = self._state.keys(rows.slots)
         values = noise.gumbel(keys, rows.positions + 1, stream, processed.shape[1], extra)
         return torch.where(self._state.greedy(rows.slots)[:, None], processed, processed + values)

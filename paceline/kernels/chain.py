@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from paceline.kernels.ops import Describes, Weight
@@ -20,6 +21,10 @@ class Picking(NamedTuple):
     first: Tensor  # [R], or [k, R] for a chain: the words its noise is made from
     second: Tensor
     tables: tuple[Tensor, Tensor]  # of logarithms
+
+    def processed(self) -> Picking:
+        """The same from logits that have been divided already."""
+        return self._replace(temperature=torch.ones_like(self.temperature))
 
 
 class Feeding(NamedTuple):

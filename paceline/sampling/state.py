@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.cache.slots import Slots
 from paceline.kernels.chain import Picking
+from paceline.kernels.cpu.library import library
 from paceline.params import SamplingParams
 from paceline.sampling import noise
 from paceline.sampling.noise import Keys
@@ -65,6 +66,7 @@ class SamplerState:
         self.words: dict[int, Words] = {}
         self.params: dict[int, SamplingParams] = {}
         self.untouched: set[int] = set()  # slots whose request takes the likeliest token of the raw logits
+        self.picks = device.type == "cpu" and library() is not None  # the library can pick tokens
         self.tempered: set[int] = set()  # slots whose request needs temperature and noise at most
 
     def set(self, slot: int, params: SamplingParams, words: Words, seed: int, sample: int) -> None:
@@ -108,10 +110,12 @@ class SamplerState:
     def greedy(self, slots: Tensor) -> Tensor:
         return self.int_column("greedy", slots) != 0
 
-    def picking(self, slots: Tensor, positions: Tensor) -> Picking:
-        """How tempered requests pick at positions [R] or [k, R] of slots [R], on a CPU."""
-        keys = self.keys(slots)
-        words = noise.row_words(keys, positions, noise.SAMPLE, None)
+    def picking(
+        self, slots: Tensor, positions: Tensor, stream: int = noise.SAMPLE, extra: Tensor | None = None
+    ) -> Picking:
+        """How tokens are picked from raw logits at positions [R], or [k, R], of slots [R], where `picks`; processed ones
+        have had their temperature (`Picking.processed`)."""
+        words = noise.row_words(self.keys(slots), positions, stream, extra)
         noisy = 1 - self.int_column("greedy", slots)
         return Picking(self.float_column("temperature", slots), noisy, *words, noise.tables(self.device))
 

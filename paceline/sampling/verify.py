@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.kernels.cpu.chain import pick
 from paceline.sampling import noise
 from paceline.sampling.state import Rows, SamplerState
 
@@ -145,6 +146,8 @@ def choose(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     """The token the target samples at every row, [R]."""
     if not state.any_sampled(rows.slot_list):
         return argmax(logits)
+    if state.picks:
+        return pick(logits, state.picking(rows.slots, rows.positions + 1).processed())
     values = noise.gumbel(state.keys(rows.slots), rows.positions + 1, noise.SAMPLE, logits.shape[1])
     return argmax(torch.where(state.greedy(rows.slots)[:, None], logits, logits + values))
 

@@ -130,7 +130,7 @@ def children_are_tried_in_the_wrong_order(patch: Patch) -> None:
 
 
 def the_likeliest_draft_is_judged_as_if_drawn(patch: Patch) -> None:
-    patch.setattr(DraftContext, "_perturbed", lambda self, processed, rows, lengths: processed)
+    patch.setattr(DraftContext, "_pick", lambda self, processed, rows, lengths, chosen: processed.argmax(1))
 
 
 def scratch_nodes_may_be_accepted(patch: Patch) -> None:
@@ -255,12 +255,12 @@ def test_tokens_kept_after_a_stop_inside_an_accepted_run_are_caught() -> None:
 
 
 def the_drafts_noise_is_one_position_late(patch: Patch) -> None:
-    real = DraftContext._perturbed
+    real = DraftContext._pick
 
-    def late(self: DraftContext, processed: Tensor, rows: Rows, lengths: Tensor) -> Tensor:
-        return real(self, processed, replace(rows, positions=rows.positions + 1), lengths)
+    def late(self: DraftContext, processed: Tensor, rows: Rows, lengths: Tensor, chosen: bool) -> Tensor:
+        return real(self, processed, replace(rows, positions=rows.positions + 1), lengths, chosen)
 
-    patch.setattr(DraftContext, "_perturbed", late)
+    patch.setattr(DraftContext, "_pick", late)
 
 
 SAMPLED = SamplingParams(1.0, max_tokens=16, seed=11, ignore_eos=True)

@@ -76,7 +76,7 @@ def pick(logits: Tensor, picking: Picking) -> Tensor:
     """[R, V] float32 → [R] tokens; -1 where none can be picked."""
     found = library()
     assert found is not None
-    logits = logits.contiguous()
+    logits = logits.to(torch.float32).contiguous()
     best = torch.empty(len(logits), dtype=torch.int64, device="cpu")
     found.paceline_pick(logits.data_ptr(), *logits.shape, _picking(picking), best.data_ptr())
     return best

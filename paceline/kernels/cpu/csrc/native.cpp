@@ -106,7 +106,7 @@ void run_program(Run& run, const Frame& frame, std::atomic<int64_t>* counters) {
 }
 
 // Tokens for `rows` rows of logits, by number: -1 where none is above -inf, or one is no number. `space` holds as many
-// floats as the logits. Takes two counters.
+// floats as the logits. Takes three counters.
 struct Picker {
     const float* logits;
     int64_t rows, size;
@@ -118,28 +118,23 @@ struct Picker {
 
     void operator()(Run& run, std::atomic<int64_t>* counters) const {
         constexpr int64_t PIECE = 4096;
-        const float* from = logits;
-        if (picking) {
-            const int64_t pieces = (size + PIECE - 1) / PIECE;
-            run.each(counters[0], rows * pieces, [&](int64_t unit) {
-                const int64_t begin = unit % pieces * PIECE;
-                disturb(unit / pieces, begin, std::min(size, begin + PIECE));
-            });
-            run.pool.meet();
-            from = space;
-        }
-        run.each(counters[1], rows, [&](int64_t r) { out[r] = path().largest(from + r * size, size); });
+        run.each(counters[0], rows, [&](int64_t r) { out[r] = path().largest(logits + r * size, size); });
+        run.pool.meet();
+        if (!picking) return;
+        const int64_t pieces = (size + PIECE - 1) / PIECE;
+        run.each(counters[1], rows * pieces, [&](int64_t unit) {
+            const int64_t begin = unit % pieces * PIECE;
+            if (noisy(unit / pieces)) disturb(unit / pieces, begin, std::min(size, begin + PIECE));
+        });
+        run.pool.meet();
+        run.each(counters[2], rows, [&](int64_t r) { if (noisy(r)) out[r] = path().largest(space + r * size, size); });
         run.pool.meet();
     }
+    bool noisy(int64_t r) const { return picking->noisy[r] && out[r] >= 0; }
     void disturb(int64_t r, int64_t begin, int64_t end) const {
-        const float *x = logits + r * size, temperature = picking->temperature[r];
         const int64_t key = step * rows + r;
-        float* y = space + r * size;
-        if (picking->noisy[r]) {
-            path().gumbel(uint32_t(picking->first[key]), uint32_t(picking->second[key]), begin, end, ids, picking->inverse, picking->logarithm, y);
-            for (int64_t i = begin; i < end; ++i) y[i] = x[i] / temperature + y[i];
-        } else
-            for (int64_t i = begin; i < end; ++i) y[i] = x[i] / temperature;
+        const Noise noise{uint32_t(picking->first[key]), uint32_t(picking->second[key]), picking->inverse, picking->logarithm};
+        path().disturb(logits + r * size, picking->temperature[r], noise, ids, out[r], begin, end, space + r * size);
     }
 };
 
@@ -173,7 +168,7 @@ Space& space() {  // a child of fork starts with its own: the parent's may have 
     return *one;
 }
 
-constexpr int64_t HEAD_COUNTERS = 4;  // of run_head, then of a Picker
+constexpr int64_t HEAD_COUNTERS = 5;  // of run_head, then of a Picker
 
 // Memory for a run, and who looks at what in it.
 Frame prepare(Space& s, const Program& program, const Batch& batch, int threads) {
@@ -304,7 +299,7 @@ void paceline_gumbel(const int64_t* first, const int64_t* second, int64_t rows, 
         Run run{threads, s.scratch, s.local[thread], s.attention};
         run.each(counter, rows * pieces, [&](int64_t unit) {
             const int64_t r = unit / pieces, begin = unit % pieces * PIECE;
-            path().gumbel(uint32_t(first[r]), uint32_t(second[r]), begin, std::min(vocabulary, begin + PIECE), nullptr, inverse, logarithm, out + r * vocabulary);
+            path().gumbel({uint32_t(first[r]), uint32_t(second[r]), inverse, logarithm}, begin, std::min(vocabulary, begin + PIECE), out + r * vocabulary);
         });
         threads.meet();
     });
@@ -380,7 +375,7 @@ void paceline_pick(const float* logits, int64_t rows, int64_t size, const Pickin
     Pool& threads = pool();
     s.threads(threads.size());
     s.disturbed.resize(std::max<size_t>(s.disturbed.size(), size_t(rows * size)));
-    std::atomic<int64_t> counters[2] = {0, 0};
+    std::atomic<int64_t> counters[3] = {0, 0, 0};
     const Picker picker{logits, rows, size, nullptr, picking, 0, s.disturbed.data(), out};
     threads.run([&](int thread) {
         Run run{threads, s.scratch, s.local[thread], s.attention};

@@ -128,6 +128,11 @@ struct Look {
 // A partial result: `width` sums, then the largest score and the sum of weights.
 inline int64_t partial_floats(int64_t width) { return (width + LANES - 1) / LANES * LANES + LANES; }
 
+struct Noise {  // a row's key, and the tables its logarithms are taken from
+    uint32_t first, second;
+    const double *inverse, *logarithm;
+};
+
 // One instruction set's functions. All compute the same bits.
 struct Path {
     const char* name;
@@ -149,7 +154,9 @@ struct Path {
     void (*finish)(const float* whole, int64_t width, float* out);
     int64_t (*largest)(const float* x, int64_t n);  // where; the first of equals; -1 if nothing is above -inf or one is NaN
     void (*exponentials)(const float* x, int64_t n, float* out);
-    void (*gumbel)(uint32_t first, uint32_t second, int64_t begin, int64_t end, const int64_t* ids, const double* inverse, const double* logarithm, float* out);
+    void (*gumbel)(const Noise& noise, int64_t begin, int64_t end, float* out);  // of tokens begin … end - 1
+    // Temperature and noise for some of x, as far as they may be larger than x[top] will be; ids: the tokens x stands for.
+    void (*disturb)(const float* x, float temperature, const Noise& noise, const int64_t* ids, int64_t top, int64_t begin, int64_t end, float* out);
 };
 
 const Path* portable_path();

@@ -379,7 +379,7 @@ void finish(const float* __restrict whole, int64_t width, float* __restrict out)
     for (int64_t i = 0; i < width; ++i) out[i] = whole[i] * factor;
 }
 
-// Gumbel noise for tokens begin … end-1 of one key: the arithmetic of sampling/noise.py, operation for operation.
+// Gumbel noise of one key: the arithmetic of sampling/noise.py, operation for operation.
 inline uint32_t mixed(uint32_t x) {
     x = (x ^ (x >> 16)) * 0x7FEB352Du;
     x = (x ^ (x >> 15)) * 0x846CA68Bu;
@@ -396,16 +396,38 @@ inline double table_log(double x, const double* inverse, const double* logarithm
     return exponent * 0.69314718055994530942 + (logarithm[index] + series);
 }
 
-void gumbel(uint32_t first, uint32_t second, int64_t begin, int64_t end, const int64_t* ids, const double* inverse, const double* logarithm, float* out) {
-    for (int64_t i = begin; i < end; ++i) {
-        const uint32_t token = uint32_t(ids ? ids[i] : i);
-        const uint32_t bits = mixed(mixed(token ^ first) + second);
-        const double unit = (double(bits) + 0.5) * 0x1p-32;
-        out[i] = float(-table_log(-table_log(unit, inverse, logarithm), inverse, logarithm));
+inline float gumbel_of(uint32_t bits, const Noise& noise) {
+    const double unit = (double(bits) + 0.5) * 0x1p-32;
+    return float(-table_log(-table_log(unit, noise.inverse, noise.logarithm), noise.inverse, noise.logarithm));
+}
+
+void gumbel(const Noise& noise, int64_t begin, int64_t end, float* out) {
+    for (int64_t i = begin; i < end; ++i) out[i] = gumbel_of(mixed(mixed(uint32_t(i) ^ noise.first) + noise.second), noise);
+}
+
+// out[i] = x[i] / temperature + noise, for the tokens that may be the largest; -inf for those that cannot be, most of
+// them: `top`, some token, is larger. With w = 2^32 - 1 - bits a token's noise is at most -log((w + 0.5) / 2^32), so it
+// can only reach the top's y if w + 0.5 <= 2^32 exp(x / temperature - y). The bound is widened by more than all roundings
+// on the way together; what is no number passes.
+void disturb(const float* x, float temperature, const Noise& noise, const int64_t* ids, int64_t top, int64_t begin, int64_t end, float* out) {
+    const auto bits_of = [&](int64_t i) { return mixed(mixed(uint32_t(ids ? ids[i] : i) ^ noise.first) + noise.second); };
+    const float y = x[top] / temperature + gumbel_of(bits_of(top), noise);
+    for (int64_t i = begin; i < end; ++i) out[i] = x[i] / temperature - y;
+    exponentials(out + begin, end - begin, out + begin);
+    for (int64_t i = begin; i < end; i += 16) {
+        const int count = int(end - i < 16 ? end - i : 16);
+        uint32_t bits[16];
+        int32_t may[16] = {0}, any = 0;
+        for (int l = 0; l < count; ++l) bits[l] = bits_of(i + l);
+        for (int l = 0; l < count; ++l) may[l] = !(float(~bits[l]) > out[i + l] * (1.001f * 0x1p32f) + 1.0f);
+        for (int l = 0; l < 16; ++l) any |= may[l];
+        for (int l = 0; l < count; ++l) out[i + l] = -INFINITY;
+        for (int l = 0; any && l < count; ++l)
+            if (may[l]) out[i + l] = x[i + l] / temperature + gumbel_of(bits[l], noise);
     }
 }
 
 const Path path = {PACELINE_PATH, {tile<W4>, tile<W5>, tile<W8>, tile<K4>, tile<K5>, tile<K6>, tile<F32>, tile<BF16>, tile<F16>}, PACELINE_ROWS, nullptr,
-                   quantise, rms_norm, layer_norm, add, multiply, scale, activate, gated, rope, attend, merge, finish, largest, exponentials, gumbel};
+                   quantise, rms_norm, layer_norm, add, multiply, scale, activate, gated, rope, attend, merge, finish, largest, exponentials, gumbel, disturb};
 
 }  // namespace
