@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paceline.cache.kv import KVCache
 from paceline.cache.slots import Slots
-from paceline.drafters.base import Context, HostRows, Observation, QuietDrafter, Target
+from paceline.drafters.base import Context, HostRows, Observation, Pairs, QuietDrafter, Target
 from paceline.kernels.chain import Feeding
 from paceline.kernels.ops import Hidden, LayerSpec
 from paceline.models.base import Model
@@ -313,7 +313,6 @@ class StateReader(CachedDrafter):
     def _pair_batches(self, seen: Observation) -> Iterator[tuple[Batch, Tensor]]:
         """The pairs that became whole, as rows to be run: each batch with its rows' states, f_i beside x_{i+1}."""
         pairs, table = seen.pairs(), seen.table
-        crossing = 0
         if seen.before is not None:
             crossing = len(seen.before.known)
             one_each = places_of(((1, 0),) * crossing, crossing, 0, table.device)
@@ -321,7 +320,12 @@ class StateReader(CachedDrafter):
             reaches = [span.reach + 1 for span in seen.batch.layout.spans]
             given = Static(reaches, None, torch.where(pairs.valid[:crossing], ends, 0), self.first[slots])
             yield pack_rows(one_each, slots, starts, table, self._cache.pool.block_size, given), pairs.states[:crossing]
-        slots = pairs.slots[crossing:]
-        batch = rows_at(seen.batch, slots, pairs.positions[crossing:], pairs.tokens[crossing:], table)
-        batch.layout.first = torch.minimum(self.first[slots], batch.layout.positions)
-        yield batch, pairs.states[crossing:]
+            pairs = Pairs(*(part[crossing:] for part in pairs))
+        chosen = None
+        if not table.apart:  # where the host may look, rows that were not kept need not be run
+            chosen = pairs.valid.nonzero()[:, 0]
+            pairs = Pairs(*(part.index_select(0, chosen) for part in pairs))
+        batch = rows_at(seen.batch, pairs.slots, pairs.positions, pairs.tokens, table, chosen)
+        batch.layout.first = torch.minimum(self.first[pairs.slots], batch.layout.positions)
+        if len(pairs.slots):
+            yield batch, pairs.states

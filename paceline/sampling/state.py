@@ -113,8 +113,8 @@ class SamplerState:
     def picking(
         self, slots: Tensor, positions: Tensor, stream: int = noise.SAMPLE, extra: Tensor | None = None
     ) -> Picking:
-        """How tokens are picked from raw logits at positions [R], or [k, R], of slots [R], where `picks`; processed ones
-        have had their temperature (`Picking.processed`)."""
+        """How tokens are picked from raw logits at positions [R], or [k, R], of slots [R], where `picks`. Processed
+        logits have had their temperature (`Picking.processed`)."""
         words = noise.row_words(self.keys(slots), positions, stream, extra)
         noisy = 1 - self.int_column("greedy", slots)
         return Picking(self.float_column("temperature", slots), noisy, *words, noise.tables(self.device))
