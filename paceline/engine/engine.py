@@ -33,6 +33,7 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.stats import EngineStats, RoundRecord
 from paceline.engine.update import Update
 from paceline.errors import EngineError, OptionError, first_line
+from paceline.kernels.threads import FEW, one_thread
 from paceline.sampling.rules import find_rule
 
 
@@ -67,6 +68,7 @@ class Engine:
         self.updates: deque[Pending] = deque()  # for whoever asked for rounds to take, from the left
         self._ended: list[Sequence] = []  # their slots and pages are still held
         self._last_read = 0.0
+        self._native = target.model.ops.name == "native"  # torch has but a few rows to work on
         scheduler.on_enter, scheduler.on_leave = self._enter, self._leave
 
     # 1 add
@@ -117,7 +119,7 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> None:
         """Launch one round; what completed rounds produced joins `updates`, where no interrupt loses it."""
-        with self._recovering():
+        with self._recovering(), one_thread(self._native and len(self.scheduler.running) <= FEW):
             launched = self._launch()
             ahead = self.depth if launched and (self.drafter is None or self.drafter.on_device) else 0
             while len(self._in_flight) > ahead or (self._in_flight and self._all_ended()):

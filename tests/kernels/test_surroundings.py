@@ -14,6 +14,8 @@ import torch
 
 from paceline import LLM, DraftModel, NGram, SamplingParams
 from paceline.drafters.first_of import FirstOf
+from paceline.engine.runner import Runner
+from paceline.kernels.threads import FEW
 from tests.fakes import tiny_model
 from tests.kernels.tiny import tokens
 
@@ -109,3 +111,28 @@ def test_a_child_forked_after_work_goes_on_and_its_parent_too_on_every_set_of_ke
         [sys.executable, script], capture_output=True, text=True, timeout=400, env=environment, cwd=tmp_path
     )
     assert done.stdout.splitlines() == ["torch 0 2", "reference 0 2", "native 0 2"], done.stdout + done.stderr[-2000:]
+
+
+def test_a_step_leaves_pytorchs_threads_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few sequences beside the native kernels: one thread during a step, and the caller's number afterwards."""
+    seen: list[int] = []
+    run = Runner.run
+
+    def watch(self: Runner, *given: Any, **named: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return run(self, *given, **named)
+
+    monkeypatch.setattr(Runner, "run", watch)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for kernels, during in (("native", 1), ("torch", 3)):
+            seen.clear()
+            LLM(tiny_model(), kernels=kernels).generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))
+            assert set(seen) == {during} and torch.get_num_threads() == 3
+        seen.clear()
+        many = [[1, 2, number] for number in range(FEW + 1)]
+        LLM(tiny_model(), kernels="native").generate(many, SamplingParams(max_tokens=3, ignore_eos=True))
+        assert 3 in seen and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
