@@ -173,7 +173,7 @@ CASES |= {
     "vLLM-enable_prefix_caching": Case({"enable_prefix_caching": False}, {"prefix_caching": False}),
     "vLLM-num_gpu_blocks_override": Case({"num_gpu_blocks_override": 20}, {"num_pages": 20}),
     "vLLM-max_num_batched_tokens": Case({"max_num_batched_tokens": 32}, {"max_batched_tokens": 32}),
-    "vLLM-speculative_model": drafts(DraftModel("some/draft"), speculative_model="some/draft"),
+    "vLLM-speculative_model": drafts(DraftModel("smollm2-135m"), speculative_model="smollm2-135m"),
     "vLLM-speculative_model-[ngram]": drafts(
         NGram(5, min_match=1, max_match=3), speculative_model="[ngram]", ngram_prompt_lookup_max=3
     ),
@@ -225,7 +225,7 @@ CASES |= {
     "vLLM-speculative_config.method-ngram": config(NGram(5), method="ngram"),
     "vLLM-speculative_config.method-suffix": config(Suffix(), method="suffix"),
     "vLLM-speculative_config.method-draft_model": config(DraftModel("d"), method="draft_model", model="d"),
-    "vLLM-speculative_config.model": config(DraftModel("some/draft"), model="some/draft"),
+    "vLLM-speculative_config.model": config(DraftModel("smollm2-135m"), model="smollm2-135m"),
     "vLLM-speculative_config.num_speculative_tokens": config(DraftModel("d", 2), model="d", num_speculative_tokens=2),
     "vLLM-speculative_config.prompt_lookup_max": config(NGram(5, max_match=4), method="ngram", prompt_lookup_max=4),
     "vLLM-speculative_config.prompt_lookup_min": config(

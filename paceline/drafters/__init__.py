@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def read_word(word: str) -> tuple[Kind, dict[str, Any]]:
-    """The kind that a word or path names, and the options it gives by itself: a model's are its name."""
+    """The kind that a word, path or hub id names, and the options it gives by itself: a model's are its name."""
     there = Path(word).exists()
     kind = None if there else table.find(word)
     if kind is not None:
@@ -24,7 +24,7 @@ def read_word(word: str) -> tuple[Kind, dict[str, Any]]:
     near = nearest(word, known)
     if near and not there:
         raise OptionError(f"drafter {word!r} is not known and no such path exists; did you mean {near!r}?")
-    held = formats.find_in_folder(word)
+    held = formats.find_held(word)
     if held is not None and not held.loads:
         raise formats.not_yet(word, held)
     return held or table.MODEL, {"model": word}

@@ -9,7 +9,6 @@ import ctypes
 import difflib
 import logging
 import os
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import torch
 from paceline.errors import CheckpointError, OptionError, first_line, not_an_object
 from paceline.kernels import select
 from paceline.kernels.cpu.library import SOURCES
-from paceline.models import catalog
+from paceline.models import catalog, hub
 from paceline.models.base import Model
 from paceline.models.config import ModelConfig
 from paceline.models.families import FAMILIES
@@ -34,8 +33,6 @@ from paceline.models.transformers_config import from_transformers, read_config
 from paceline.models.weights import Source, Weights
 
 log = logging.getLogger("paceline")
-
-HUB_ID = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 
 DTYPES = {
     "auto": None,
@@ -131,27 +128,12 @@ def locate(name: str) -> Path:
     aliases = ", ".join(catalog.ALIASES)
     missing = f"model {name!r} was not found: no such path, and not an alias ({aliases})"
     near = "/" not in name and difflib.get_close_matches(name, catalog.ALIASES, n=1)
-    if near or path.suffix == ".gguf" or not HUB_ID.fullmatch(name):
+    if near or path.suffix == ".gguf" or not hub.ID.fullmatch(name):
         raise CheckpointError(f"{missing} or a hub id")
     try:
-        return _from_hub(name)
+        return hub.download(name)
     except CheckpointError as error:
         raise error if "/" in name else CheckpointError(f"{missing}; {error}") from None
-
-
-TOKENIZER_PATTERNS = ("*.json", "*.model", "*.txt", "*.jinja")
-MODEL_PATTERNS = (*TOKENIZER_PATTERNS, "*.safetensors", "*.bin", "*.pt")
-
-
-def _from_hub(name: str, patterns: tuple[str, ...] = MODEL_PATTERNS) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns)))
-    except Exception as error:
-        from paceline.models.fetch import explain_hub
-
-        raise CheckpointError(f"the hub did not deliver {name!r}: {explain_hub(error)}") from None
 
 
 def _read_tokenizer(given: Any) -> Any:
@@ -170,7 +152,7 @@ def _read_tokenizer(given: Any) -> Any:
     if (found := find_tokenizer(folder)) is not None:
         return found
     if not folder.exists():
-        given = folder = _from_hub(str(given), TOKENIZER_PATTERNS)
+        given = folder = hub.download(str(given), hub.TOKENIZER)
     from transformers import AutoTokenizer
 
     try:
