@@ -19,7 +19,7 @@ from paceline.bench.interval import Estimate
 from paceline.pieces import MEANINGS, STYLES, readable
 
 Data = dict[str, Any]
-MAX_POSITIONS = 10  # with a name of twenty letters before them they fit into eighty
+IN_A_ROW = 10  # positions; with a name of twenty letters before them they fit into eighty
 BUSY = 1.1  # a forward that checks drafts takes no less time than one that does not; noise may make it seem so
 UNSTEADY = 1.5  # the slowest round of plain decoding over the fastest
 ENOUGH = 8  # prompts; an interval from fewer is not to be trusted far
@@ -93,17 +93,21 @@ def share(found: float | None) -> str:
     return "–" if found is None else f"{found:.0%}"
 
 
-def positions(data: Data) -> Table | None:
+def positions(data: Data) -> Group | None:
     """Acceptance by position in the draft; None without a draft. Of a sweep, the longest drafts have them all."""
     rows = drafted(data)
     deepest = max((len(row["acceptance_by_position"]) for row in rows), default=0)
-    if not deepest:
-        return None
-    columns = range(1, min(deepest, MAX_POSITIONS) + 1)
-    shown = _new_table("drafts accepted\nat position", *map(str, columns))
-    for row in rows:
-        found = row["acceptance_by_position"]
-        shown.add_row(Text(row["label"]), *(f"{found[at - 1]:.0%}" if at <= len(found) else "" for at in columns))
+    return Group(*(_positions(rows, first) for first in range(0, deepest, IN_A_ROW))) if deepest else None
+
+
+def _positions(rows: list[Data], first: int) -> Table:
+    """As many positions as stand beside each other, behind the first ones; a row for who drafted so far."""
+    parts = {row["label"]: row["acceptance_by_position"][first : first + IN_A_ROW] for row in rows}
+    width = max(map(len, parts.values()))
+    shown = _new_table("drafts accepted\nat position", *(str(first + at) for at in range(1, width + 1)))
+    for label, part in parts.items():
+        if part:
+            shown.add_row(Text(label), *(f"{share:.0%}" for share in part), *[""] * (width - len(part)))
     return shown
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.drafters import formats, table
 from paceline.drafters.table import LENGTH, NONE, Kind
 from paceline.errors import OptionError, nearest, not_an_object
+from paceline.models.json_file import is_folder
 
 if TYPE_CHECKING:
     from paceline.drafters.base import DrafterConfig
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def read_word(word: str) -> tuple[Kind, dict[str, Any]]:
     """The kind that a word, path or hub id names, and the options it gives by itself: a model's are its name."""
-    there = Path(word).exists()
+    there = is_folder(Path(word)) or Path(word).exists()
     kind = None if there else table.find(word)
     if kind is not None:
         return kind, {}

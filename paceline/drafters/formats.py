@@ -7,6 +7,7 @@ none is taken for a draft model.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from paceline.drafters import table
 from paceline.drafters.table import Kind, Marks
 from paceline.errors import OptionError, PacelineError
 from paceline.models import hub
+from paceline.models.json_file import is_folder
 
 
 def find_held(name: str) -> Kind | None:
@@ -23,8 +25,8 @@ def find_held(name: str) -> Kind | None:
 
     The hub is asked for what tells, which is little, before a repository is fetched.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(name))  # which leaves the ~ of nobody as it is
+    if is_folder(folder):
         return find_kind(_config(folder), _tensor_names(folder))
     if folder.exists() or "/" not in name or folder.suffix == ".gguf" or not hub.ID.fullmatch(name):
         return None

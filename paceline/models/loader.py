@@ -6,7 +6,6 @@ A name is an alias, a `.gguf` file, a Hugging Face folder, a hub id, or a transf
 from __future__ import annotations
 
 import ctypes
-import difflib
 import logging
 import os
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import CheckpointError, OptionError, first_line, not_an_object
+from paceline.errors import CheckpointError, OptionError, first_line, nearest, not_an_object
 from paceline.kernels import select
 from paceline.kernels.cpu.library import SOURCES
 from paceline.models import catalog, hub
@@ -27,6 +26,7 @@ from paceline.models.families import FAMILIES
 from paceline.models.folder_tokenizer import find_tokenizer
 from paceline.models.gguf import GGUFFile
 from paceline.models.gguf_config import config_from_gguf
+from paceline.models.json_file import is_folder
 from paceline.models.sources import FolderSource, GGUFSource, ModelSource
 from paceline.models.tile_cache import find_tiles, keep_tiles
 from paceline.models.transformers_config import from_transformers, read_config
@@ -121,15 +121,16 @@ def locate(name: str) -> Path:
     if name in catalog.ALIASES:
         return catalog.ensure(catalog.ALIASES[name])
     path = Path(os.path.expanduser(name))  # which leaves the ~ of nobody as it is
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    if is_folder(path) or (path.is_file() and path.suffix == ".gguf"):
         return path
     if path.exists():
         raise CheckpointError(f"{name} is neither a model folder nor a .gguf file")
     aliases = ", ".join(catalog.ALIASES)
     missing = f"model {name!r} was not found: no such path, and not an alias ({aliases})"
-    near = "/" not in name and difflib.get_close_matches(name, catalog.ALIASES, n=1)
+    near = None if "/" in name else nearest(name, catalog.ALIASES)
     if near or path.suffix == ".gguf" or not hub.ID.fullmatch(name):
-        raise CheckpointError(f"{missing} or a hub id")
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise CheckpointError(f"{missing} or a hub id{hint}")
     try:
         return hub.download(name)
     except CheckpointError as error:
@@ -147,7 +148,7 @@ def _read_tokenizer(given: Any) -> Any:
         from paceline.models.gguf_tokenizer import tokenizer_from_gguf
 
         return tokenizer_from_gguf(GGUFFile(folder))
-    if folder.is_dir() and not any((folder / name).exists() for name in _TOKENIZER_FILES):
+    if is_folder(folder) and not any((folder / name).exists() for name in _TOKENIZER_FILES):
         return None
     if (found := find_tokenizer(folder)) is not None:
         return found

@@ -106,6 +106,16 @@ def test_what_cannot_be_a_hub_name_is_refused_unasked(name: str, monkeypatch: py
         loader.locate(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("smollm2-135", "smollm2-135m"), ("SmolLM2-135M", "smollm2-135m"), ("qwen2.5-coder", "qwen2.5-coder-1.5b")],
+)
+def test_a_name_nearly_an_aliass_is_answered_with_it(name: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "download", lambda name: pytest.fail("asked"))
+    with pytest.raises(CheckpointError, match=rf"or a hub id; did you mean '{meant}'\?$"):
+        loader.locate(name)
+
+
 def test_a_name_that_the_hub_does_not_know_either_might_have_been_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(asked: str, **more: Any) -> str:
         raise OSError("no such repository")
