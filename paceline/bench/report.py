@@ -93,21 +93,22 @@ def share(found: float | None) -> str:
     return "–" if found is None else f"{found:.0%}"
 
 
-def positions(data: Data) -> Group | None:
+def positions(data: Data) -> Table | None:
     """Acceptance by position in the draft; None without a draft. Of a sweep, the longest drafts have them all."""
     rows = drafted(data)
     deepest = max((len(row["acceptance_by_position"]) for row in rows), default=0)
-    return Group(*(_positions(rows, first) for first in range(0, deepest, IN_A_ROW))) if deepest else None
-
-
-def _positions(rows: list[Data], first: int) -> Table:
-    """As many positions as stand beside each other, behind the first ones; a row for who drafted so far."""
-    parts = {row["label"]: row["acceptance_by_position"][first : first + IN_A_ROW] for row in rows}
-    width = max(map(len, parts.values()))
-    shown = _new_table("drafts accepted\nat position", *(str(first + at) for at in range(1, width + 1)))
-    for label, part in parts.items():
-        if part:
-            shown.add_row(Text(label), *(f"{share:.0%}" for share in part), *[""] * (width - len(part)))
+    if not deepest:
+        return None
+    shown = _new_table("drafts accepted\nat position", *map(str, range(1, min(deepest, IN_A_ROW) + 1)))
+    for first in range(0, deepest, IN_A_ROW):
+        last = min(deepest, first + IN_A_ROW)
+        if first:  # a head of its own, below
+            shown.add_row()
+            shown.add_row("at position", *map(str, range(first + 1, last + 1)), style="bold")
+        for row in rows:
+            found = [f"{share:.0%}" for share in row["acceptance_by_position"][first:last]]
+            if found:
+                shown.add_row(Text(row["label"]), *found)
     return shown
 
 
