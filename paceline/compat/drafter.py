@@ -41,6 +41,9 @@ def choose(reading: Reading, named: Collection[str] = ()) -> tuple[str, dict[str
         if inner:
             raise OptionError("speculative_config needs 'model', the draft model, or a 'method' that has none")
         return None
+    kind = find(method)
+    if kind is not None and kind.has_model and parts.pop("parallel", False):
+        method = kind.parallel or method
     if method == "ngram" and model in BY_NGRAM:
         del parts["model"]
         if model == BY_NGRAM[0] and not inner:  # as vLLM had it
