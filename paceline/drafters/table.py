@@ -127,7 +127,7 @@ KINDS = (
         "small steps from the target's state, each fed the token before",
         "paceline.drafters.mlp_speculator:MLPSpeculator",
         ("mlp_speculator",),
-        Marks(("mlp_speculator",), "MLPSpeculator"),
+        Marks(("mlp_speculator",), "MLPSpeculator", algorithms=("mlp",)),
     ),
     Kind(
         "medusa",
@@ -152,7 +152,7 @@ KINDS = (
         "a block of drafts that see one another, over the target's states",
         "paceline.drafters.dflash:DFlash",
         ("dflash",),
-        marks=Marks((), "DFlash", ("dflash_config",)),
+        marks=Marks((), "DFlash", ("dflash_config",), algorithms=("dflash",)),
     ),
     Kind(
         "eagle",
@@ -173,7 +173,7 @@ KINDS = (
         "mtp",
         "an MTP module",
         methods=("mtp", "deepseek_mtp"),
-        marks=Marks(tensors=r"(model\.)?mtp[._]|.*\.eh_proj\."),
+        marks=Marks(tensors=r"(model\.)?mtp[._]|.*\.eh_proj\.", algorithms=("mtp",)),
     ),
     Kind(
         "pard",
