@@ -95,9 +95,10 @@ class Network:
         self.context_norm = weights.whole("hidden_norm.weight", (hidden,))
         self.layers = [Layer(config, weights.under(f"layers.{i}.")) for i in range(config.num_layers)]
         self.norm = weights.whole("norm.weight", (hidden,))
-        rows = target.model.embedding.shape[0]
-        self.embedding = own_or_borrowed(weights, "embed_tokens.weight", (rows, hidden), target.model.embedding)
-        self.head = own_or_borrowed(weights, "lm_head.weight", (config.vocab_size, hidden), target.model.head)
+        large, size = target.model, (target.model.embedding.shape[0], hidden)
+        self.embedding = own_or_borrowed(weights, "embed_tokens.weight", size, large.embedding, large.ops)
+        size = (config.vocab_size, hidden)
+        self.head = own_or_borrowed(weights, "lm_head.weight", size, large.head, large.ops)
         cos, sin = tables(config.rope, config.head_dim, target.max_model_len)
         self.turns = cos.to(target.device), sin.to(target.device)
         self.context = ContextNetwork(self, width)
