@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from paceline.cache.kv import KVCache
-from paceline.cache.slots import Slots
+from paceline.cache.slots import SPREAD, Slots
 from paceline.drafters.base import Drafter, Target
 from paceline.engine.account import Drafted, read_logprobs, read_prompt_logprobs
 from paceline.engine.budget import Budget, FixedBudget
@@ -101,6 +101,7 @@ class Engine:
         self.cache.tails = None  # what was kept belonged to another drafter
         self.runner.set_drafter(drafter)
         self.scheduler.beyond = int(drafter is not None and bool(drafter.taps.hidden))  # a pair at the newest place
+        self.table.spread = SPREAD if drafter is not None and drafter.trees else 0
         self.budget = budget or FixedBudget(drafter.max_nodes if drafter is not None else 0)
         self.stats.watch(drafter.name if drafter is not None and drafter.learned else None)
 
@@ -211,7 +212,8 @@ class Engine:
         seconds = self._record(round, drafted, told)
         for number, sequence, kept, accepted in told:
             if number < plan.num_sampling:
-                sequence.stats.count(drafted.depths[number], accepted, len(kept))
+                deepest = min(drafted.depths[number], sequence.max_length - len(sequence.tokens) + len(kept))
+                sequence.stats.count(deepest, accepted, len(kept))
             sequence.stats.spend(*seconds)
             self._emit(sequence, kept)
         self._ended += [sequence for _, sequence, _, _ in told if sequence.finish_reason is not None]

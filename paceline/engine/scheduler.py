@@ -60,9 +60,9 @@ class Scheduler:
                 continue
             if sequence.room <= 0:  # what is ahead will finish it
                 continue
-            reach, nodes = sequence.most_length, sequence.most_nodes(budget)
+            reach, nodes = sequence.most_length, sequence.most_nodes(budget, self.slots.spread)
             least = min(reach + self.beyond, sequence.max_length)
-            if not self._reach(sequence, min(least + nodes, sequence.max_length)):
+            if not self._reach(sequence, min(least + nodes, sequence.max_length + self.slots.spread)):
                 held = len(sequence.pages) * self.pool.block_size
                 nodes = max(0, min(nodes, held - least))  # what fits into the pages it has
                 if not self._reach_or_preempt(sequence, least):
