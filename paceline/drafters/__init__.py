@@ -22,8 +22,8 @@ def read_word(word: str) -> tuple[Kind, dict[str, Any]]:
     if kind is not None:
         return kind, {}
     known = [NONE, *(one.word for one in table.kinds())]
-    near = nearest(word, known)
-    if near and not there:
+    near = None if there or "/" in word else nearest(word, known)  # no word has a slash; hub ids and paths have
+    if near:
         raise OptionError(f"drafter {word!r} is not known and no such path exists; did you mean {near!r}?")
     held = formats.find_held(word)
     if held is not None and not held.loads:

@@ -99,7 +99,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     ],
 )
 def test_a_hub_id_is_told_without_its_weights(word: str, files: dict[str, Any], there: Hub) -> None:
-    name = there.repository("owner/any-name", files)
+    name = there.repository("e/eagle", files)  # nearly a drafter's word
     kind, options = drafters.read_word(name)
     assert (kind.word, options) == (word, {"model": name})
     assert all(file.endswith(".json") for file in there.sent)
