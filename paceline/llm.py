@@ -15,7 +15,7 @@ import torch
 from paceline import compat
 from paceline.cache.kv import KVCache
 from paceline.cache.pages import PagePool
-from paceline.cache.slots import Slots
+from paceline.cache.slots import SPREAD, Slots
 from paceline.drafters.base import Drafter, Needs, Target
 from paceline.engine import sequence as sequences
 from paceline.engine.engine import Engine
@@ -127,7 +127,7 @@ class LLM(Shared):
         num_pages = count_pages(kept, needs.bytes, device, self.max_model_len, options)
         cache = KVCache(PagePool(num_pages, options.block_size), device)
         cache.layers = cache.add_layers(specs)
-        pages = -(-self.max_model_len // options.block_size) + 1
+        pages = -(-(self.max_model_len + SPREAD) // options.block_size)
         table = Slots(options.max_num_seqs, self.max_model_len, pages, device)
         rows = options.max_batched_tokens or (256 if device.type == "cpu" else 2048)
         scheduler = Scheduler(cache.pool, table, rows, options.prefix_caching)

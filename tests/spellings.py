@@ -9,7 +9,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline import DraftModel, Glide, NGram, Suffix
+from paceline import DraftModel, Glide, NGram, Pard, Suffix
 from paceline.drafters.table import KINDS, find_method
 
 
@@ -173,7 +173,7 @@ CASES |= {
     "vLLM-enable_prefix_caching": Case({"enable_prefix_caching": False}, {"prefix_caching": False}),
     "vLLM-num_gpu_blocks_override": Case({"num_gpu_blocks_override": 20}, {"num_pages": 20}),
     "vLLM-max_num_batched_tokens": Case({"max_num_batched_tokens": 32}, {"max_batched_tokens": 32}),
-    "vLLM-speculative_model": drafts(DraftModel("some/draft"), speculative_model="some/draft"),
+    "vLLM-speculative_model": drafts(DraftModel("smollm2-135m"), speculative_model="smollm2-135m"),
     "vLLM-speculative_model-[ngram]": drafts(
         NGram(5, min_match=1, max_match=3), speculative_model="[ngram]", ngram_prompt_lookup_max=3
     ),
@@ -214,6 +214,7 @@ CASES |= {
         NGram(), method="ngram", rejection_sample_method="block"
     ),
     "vLLM-speculative_config.parallel_drafting-False": config(DraftModel("d"), model="d", parallel_drafting=False),
+    "vLLM-speculative_config.parallel_drafting-True": config(Pard("d"), model="d", parallel_drafting=True),
     "vLLM-use_tqdm": call(use_tqdm=False),
     "vLLM-chat_template": call(chat_template="vicuna"),
     "vLLM-add_generation_prompt": call(add_generation_prompt=False),
@@ -225,7 +226,7 @@ CASES |= {
     "vLLM-speculative_config.method-ngram": config(NGram(5), method="ngram"),
     "vLLM-speculative_config.method-suffix": config(Suffix(), method="suffix"),
     "vLLM-speculative_config.method-draft_model": config(DraftModel("d"), method="draft_model", model="d"),
-    "vLLM-speculative_config.model": config(DraftModel("some/draft"), model="some/draft"),
+    "vLLM-speculative_config.model": config(DraftModel("smollm2-135m"), model="smollm2-135m"),
     "vLLM-speculative_config.num_speculative_tokens": config(DraftModel("d", 2), model="d", num_speculative_tokens=2),
     "vLLM-speculative_config.prompt_lookup_max": config(NGram(5, max_match=4), method="ngram", prompt_lookup_max=4),
     "vLLM-speculative_config.prompt_lookup_min": config(
@@ -348,10 +349,7 @@ for row, (given, why) in REFUSED.items():
     CASES[row] = Case({row.removeprefix("Colossal-Inference-").rpartition("-")[2]: given}, refusal=why)
 for rule, theirs in (("rejection", "standard"), ("block", "block")):
     CASES[f"vLLM-speculative_config.rejection_sample_method-{theirs}"].means["acceptance"] = rule
-for key, value, why in (
-    ("draft_tensor_parallel_size", 2, "only 1 is allowed"),
-    ("parallel_drafting", True, "not there yet; drafters that load: ngram"),
-):
+for key, value, why in (("draft_tensor_parallel_size", 2, "only 1 is allowed"),):
     later = config(None, model="d", **{key: value})
     later.refusal = why
     CASES[f"vLLM-speculative_config.{key}"] = later

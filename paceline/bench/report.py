@@ -19,7 +19,7 @@ from paceline.bench.interval import Estimate
 from paceline.pieces import MEANINGS, STYLES, readable
 
 Data = dict[str, Any]
-MAX_POSITIONS = 10  # with a name of twenty letters before them they fit into eighty
+IN_A_ROW = 10  # positions; with a name of twenty letters before them they fit into eighty
 BUSY = 1.1  # a forward that checks drafts takes no less time than one that does not; noise may make it seem so
 UNSTEADY = 1.5  # the slowest round of plain decoding over the fastest
 ENOUGH = 8  # prompts; an interval from fewer is not to be trusted far
@@ -99,11 +99,16 @@ def positions(data: Data) -> Table | None:
     deepest = max((len(row["acceptance_by_position"]) for row in rows), default=0)
     if not deepest:
         return None
-    columns = range(1, min(deepest, MAX_POSITIONS) + 1)
-    shown = _new_table("drafts accepted\nat position", *map(str, columns))
-    for row in rows:
-        found = row["acceptance_by_position"]
-        shown.add_row(Text(row["label"]), *(f"{found[at - 1]:.0%}" if at <= len(found) else "" for at in columns))
+    shown = _new_table("drafts accepted\nat position", *map(str, range(1, min(deepest, IN_A_ROW) + 1)))
+    for first in range(0, deepest, IN_A_ROW):
+        last = min(deepest, first + IN_A_ROW)
+        if first:  # a head of its own, below
+            shown.add_row()
+            shown.add_row("at position", *map(str, range(first + 1, last + 1)), style="bold")
+        for row in rows:
+            found = [f"{share:.0%}" for share in row["acceptance_by_position"][first:last]]
+            if found:
+                shown.add_row(Text(row["label"]), *found)
     return shown
 
 

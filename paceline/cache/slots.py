@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 _LENGTH, _PROMPT, _LIMIT = range(3)
+SPREAD = 64  # so many nodes of a tree may lie behind a sequence's limit: beside one another they are no deeper than it
 
 
 class Table:
@@ -65,6 +66,9 @@ class Slots:
         self.apart = device.type != "cpu" if apart is None else apart
         self.null = num_slots  # the row that belongs to nobody
         self.max_length = max_model_len
+        self.spread = (
+            0  # nodes that may lie behind a sequence's limit; up to SPREAD, where `max_pages` has room for them
+        )
         self.tokens = Table(num_slots + 1, max_model_len + 1, device, self.apart)  # the newest may lie at the limit
         self.pages = Table(num_slots + 1, max_pages, device, self.apart)
         self._counts = Table(num_slots + 1, 3, device, self.apart)
@@ -90,6 +94,10 @@ class Slots:
     def length(self, slot: int) -> int:
         """As far as the host knows."""
         return int(self._counts.host[slot, _LENGTH])
+
+    def room(self, slot: int) -> int:
+        """How many drafts in a row it has room for, as far as the host knows: the last token is the target's own."""
+        return max(0, int(self._counts.host[slot, _LIMIT]) - self.length(slot) - 1)
 
     def prompt_length(self, slot: int) -> int:
         return int(self._counts.host[slot, _PROMPT])

@@ -6,18 +6,16 @@ This module knows drafters by their configs' fields: an option that is no field 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from paceline import drafters
 from paceline.compat import table
 from paceline.compat.reading import Reading
-from paceline.drafters.table import MODEL, NONE, find, find_config, find_method
+from paceline.drafters.table import MODEL, NONE, find, find_config
 from paceline.errors import OptionError, not_an_object
 
 NEEDS_DRAFTER = " needs a drafter to apply to: speculative_model (a model, or '[ngram]') or drafter"
 BY_NGRAM = ("[ngram]", "ngram")  # what stands for a model where none is meant
-ACCELERATOR = "-accelerator"  # what the name of every published MLP speculator ends with
 
 
 def choose(reading: Reading, named: Collection[str] = ()) -> tuple[str, dict[str, Any]] | None:
@@ -38,11 +36,14 @@ def choose(reading: Reading, named: Collection[str] = ()) -> tuple[str, dict[str
     if method is None and (model in BY_NGRAM or "rule" in parts):
         method = "ngram"
     elif method is None and model is not None:
-        method = _kind_named(model) if isinstance(model, str) else MODEL.word
+        method = kind_of(model) if isinstance(model, str) else MODEL.word
     if method is None:
         if inner:
             raise OptionError("speculative_config needs 'model', the draft model, or a 'method' that has none")
         return None
+    kind = find(method)
+    if kind is not None and kind.has_model and parts.pop("parallel", False):
+        method = kind.parallel or method
     if method == "ngram" and model in BY_NGRAM:
         del parts["model"]
         if model == BY_NGRAM[0] and not inner:  # as vLLM had it
@@ -52,13 +53,6 @@ def choose(reading: Reading, named: Collection[str] = ()) -> tuple[str, dict[str
     elif model is None and "model" in options_of(method):
         raise OptionError(f"{reading.written('draft.method')} needs the draft model, too")
     return method, applicable(reading, [method], parts)
-
-
-def _kind_named(model: str) -> str:
-    """By its folder's config; by the one name that tells, where the folder would have to be fetched first."""
-    if not model.endswith(ACCELERATOR) or Path(model).exists():
-        return kind_of(model)
-    return find_method("mlp_speculator").word
 
 
 def applicable(reading: Reading, kinds: Collection[str], parts: Mapping[str, Any]) -> dict[str, Any]:

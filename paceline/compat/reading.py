@@ -162,7 +162,13 @@ def _read_speculative_config(reading: Reading, name: str, value: Any, written: s
         if key not in keys:
             raise OptionError(f"{name}: " + unknown_option(str(key), keys))
         if inner is not None:
-            _by_table(reading, f"{name}.{key}", inner, show(f"{name}.{key}", inner))
+            READERS.get(f"{name}.{key}", _by_table)(reading, f"{name}.{key}", inner, show(f"{name}.{key}", inner))
+
+
+def _read_parallel(reading: Reading, name: str, value: Any, written: str) -> None:
+    """It changes what a method means, so it waits until that is known."""
+    if switch(value, written):
+        reading.put("draft.parallel", True, written)
 
 
 def _read_sampling(reading: Reading, name: str, value: Any, written: str) -> None:
@@ -203,6 +209,7 @@ def _read_generation_config(reading: Reading, name: str, value: Any, written: st
 
 READERS: dict[str, Callable[[Reading, str, Any, str], None]] = {
     "speculative_config": _read_speculative_config,
+    "speculative_config.parallel_drafting": _read_parallel,
     # '[ngram]' and a model's name are two values of one thing.
     "speculative_model": lambda reading, name, value, written: reading.put("draft.model", value, written),
     "generation_config": _read_generation_config,

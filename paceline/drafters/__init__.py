@@ -9,22 +9,23 @@ from typing import TYPE_CHECKING, Any
 from paceline.drafters import formats, table
 from paceline.drafters.table import LENGTH, NONE, Kind
 from paceline.errors import OptionError, nearest, not_an_object
+from paceline.models.json_file import is_folder
 
 if TYPE_CHECKING:
     from paceline.drafters.base import DrafterConfig
 
 
 def read_word(word: str) -> tuple[Kind, dict[str, Any]]:
-    """The kind that a word or path names, and the options it gives by itself: a model's are its name."""
-    there = Path(word).exists()
+    """The kind that a word, path or hub id names, and the options it gives by itself: a model's are its name."""
+    there = is_folder(Path(word)) or Path(word).exists()
     kind = None if there else table.find(word)
     if kind is not None:
         return kind, {}
     known = [NONE, *(one.word for one in table.kinds())]
-    near = nearest(word, known)
-    if near and not there:
+    near = None if there or "/" in word else nearest(word, known)  # no word has a slash; hub ids and paths have
+    if near:
         raise OptionError(f"drafter {word!r} is not known and no such path exists; did you mean {near!r}?")
-    held = formats.find_in_folder(word)
+    held = formats.find_held(word)
     if held is not None and not held.loads:
         raise formats.not_yet(word, held)
     return held or table.MODEL, {"model": word}

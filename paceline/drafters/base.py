@@ -163,7 +163,8 @@ class Context(Protocol):
 
     @property
     def budgets(self) -> Tensor:
-        """[B] the most nodes each may get; the engine cuts what exceeds them."""
+        """[B] the most nodes each may get; the engine cuts what exceeds them. Who proposes chains gets no more than
+        there are tokens left; who proposes trees may, for branches: what is deeper than that is drafted in vain."""
         ...
 
     @property
@@ -176,8 +177,9 @@ class Context(Protocol):
         """[B] committed lengths, the newest token included."""
         ...
 
-    def only(self, rows: list[int] | None, max_nodes: int) -> Context:
-        """A fresh context for some of the sequences (None: all), nothing drawn yet, with budgets no larger."""
+    def only(self, rows: list[int] | None, max_nodes: int, trees: bool = False) -> Context:
+        """A fresh context for some of the sequences (None: all), nothing drawn yet, with budgets no larger: those of
+        chains, or of trees."""
         ...
 
     def draw(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.cache.kv import KVCache
-from paceline.cache.slots import Slots
+from paceline.cache.slots import SPREAD, Slots
 from paceline.drafters.base import Context, HostRows, Observation, Pairs, QuietDrafter, Target
 from paceline.kernels.chain import Feeding
 from paceline.kernels.ops import Hidden, LayerSpec
@@ -140,7 +140,7 @@ class CachedDrafter(QuietDrafter):
         """
         table, (count, width) = context.table, tokens.shape
         places = places_of(((0, width),) * count, count, width, table.device)
-        reach = min(table.longest(context.slot_list) + fed + width, table.max_length) + 1
+        reach = min(table.longest(context.slot_list) + fed + width, table.max_length + SPREAD) + 1
         nodes = Nodes(tokens, torch.full_like(context.slots, width), paths)
         given = Static([reach] * count, nodes, context.lengths + most - 1, self.first[context.slots], skipped=fed)
         return pack_rows(places, context.slots, context.lengths, table, self._cache.pool.block_size, given)

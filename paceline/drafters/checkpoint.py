@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.drafters.base import Target
 from paceline.errors import CheckpointError, OptionError
-from paceline.kernels import select
+from paceline.kernels import Ops, select
 from paceline.kernels.ops import Packed, Weight
 from paceline.kernels.quantise import METHODS
 from paceline.models import loader
@@ -102,9 +102,14 @@ class Checkpoint:
             raise CheckpointError(f"{self.label} holds tensors that no drafter of this kind has: {shown}")
 
 
-def own_or_borrowed(weights: Weights, name: str, shape: tuple[int, int], borrowed: Weight) -> Weight:
-    """A matrix of the checkpoint's own, where it has one; else the target's."""
-    return weights.matrix([name], [shape]) if weights.has(name) else borrowed
+def own_or_borrowed(weights: Weights, name: str, shape: tuple[int, int], borrowed: Weight, ops: Ops) -> Weight:
+    """A matrix of the checkpoint's own, where it has one that is no copy of the target's; else the target's.
+
+    ops: the target's kernels.
+    """
+    if not weights.has(name) or (shape == borrowed.shape and weights.is_copy(name, borrowed, ops)):
+        return borrowed
+    return weights.matrix([name], [shape])
 
 
 def check_packing(quantization: str) -> None:

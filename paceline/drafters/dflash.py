@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.cache.kv import KVCache
+from paceline.drafters import speculators
 from paceline.drafters.base import Context, Needs, Observation, Taps, Target
 from paceline.drafters.block import draw_block, masks
 from paceline.drafters.cached import StateReader
@@ -40,7 +41,7 @@ from paceline.params import check_count
 class DFlash:
     """A DFlash drafter by its folder or hub id.
 
-    num_draft_tokens: None drafts the block it was trained with; fewer make a shorter block.
+    num_draft_tokens: None drafts what its files say, else the block it was trained with; fewer make a shorter block.
     quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
     """
 
@@ -94,9 +95,10 @@ class Network:
         self.context_norm = weights.whole("hidden_norm.weight", (hidden,))
         self.layers = [Layer(config, weights.under(f"layers.{i}.")) for i in range(config.num_layers)]
         self.norm = weights.whole("norm.weight", (hidden,))
-        rows = target.model.embedding.shape[0]
-        self.embedding = own_or_borrowed(weights, "embed_tokens.weight", (rows, hidden), target.model.embedding)
-        self.head = own_or_borrowed(weights, "lm_head.weight", (config.vocab_size, hidden), target.model.head)
+        large, size = target.model, (target.model.embedding.shape[0], hidden)
+        self.embedding = own_or_borrowed(weights, "embed_tokens.weight", size, large.embedding, large.ops)
+        size = (config.vocab_size, hidden)
+        self.head = own_or_borrowed(weights, "lm_head.weight", size, large.head, large.ops)
         cos, sin = tables(config.rope, config.head_dim, target.max_model_len)
         self.turns = cos.to(target.device), sin.to(target.device)
         self.context = ContextNetwork(self, width)
@@ -151,7 +153,9 @@ class DFlashDrafter(StateReader):
         wanted = self.config.num_draft_tokens
         if wanted is not None and wanted > shape.most_drafts:
             raise CheckpointError(f"{files.label} drafts {shape.most_drafts} tokens at most, not {wanted}")
-        self.max_nodes, self.taps = wanted or shape.most_drafts, Taps(hidden=shape.taps)
+        said = speculators.draft_length(files.config, speculators.CHAINS, files.label)
+        self.max_nodes = wanted or min(said or shape.most_drafts, shape.most_drafts)
+        self.taps = Taps(hidden=shape.taps)
         width = sum(target.model.tap_width(tap) for tap in shape.taps)
         config = read_sizes(files, target, width)
         weights = files.weights(target, self.config.quantization)
@@ -213,7 +217,7 @@ def read_shape(files: Checkpoint, target: Target) -> Shape:
             raise CheckpointError(f"{files.label} gives {name}={value!r}; a DFlash drafter needs a number")
     if not isinstance(ids, list) or not ids or not all(isinstance(one, int) for one in ids):
         raise CheckpointError(f"{files.label} does not say which layers of the target it reads (target_layer_ids)")
-    kinds = both.get("layer_types") or (said.get("transformer_layer_config") or {}).get("layer_types") or ()
+    kinds = both.get("layer_types") or speculators.layer_fields(said).get("layer_types") or ()
     if both.get("use_swa") or both.get("sliding_window_non_causal") or "sliding_attention" in kinds:
         raise CheckpointError(f"{files.label} is a DFlash drafter with sliding windows, which are not supported")
     taps, layers = tuple(one + shift for one in ids), target.model.config.num_layers
@@ -228,7 +232,7 @@ def read_shape(files: Checkpoint, target: Target) -> Shape:
 
 def read_sizes(files: Checkpoint, target: Target, width: int) -> ModelConfig:
     """Of its layers: what tensors say, the rest from the config."""
-    said = files.config.get("transformer_layer_config") or files.config
+    said = speculators.layer_fields(files.config) or files.config
     hidden, states = files.shape("fc.weight")
     files.check("states of together", states, width)
     if not (files.has("embed_tokens.weight") and files.has("lm_head.weight")):  # else nothing of the target's is used

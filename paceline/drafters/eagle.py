@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.cache.kv import KVCache
 from paceline.cache.slots import Slots
-from paceline.drafters import eagle_form
+from paceline.drafters import eagle_form, speculators
 from paceline.drafters.base import Context, Needs, Taps, Target
 from paceline.drafters.cached import StateReader
 from paceline.drafters.checkpoint import Checkpoint, check_packing
@@ -28,6 +28,7 @@ from paceline.kernels.chain import Chain, Drafts, Link, Picking
 from paceline.models.batch import Batch
 from paceline.params import check_count, check_number
 
+DEFAULT_LENGTH = 5
 SHAPES = ("chain", "static", "dynamic")
 
 # EAGLE-1's tree: on each level, from the root down, how many children its first nodes have; those behind have none.
@@ -38,7 +39,7 @@ STATIC = ((4,), (3, 2, 2, 1), (3, 2, 2, 1), (3,), (2,))
 class Eagle:
     """An EAGLE, EAGLE-2, EAGLE-3 or P-EAGLE head; which one its files show.
 
-    num_draft_tokens: the most tokens to propose, of all branches together.
+    num_draft_tokens: the most tokens to propose, of all branches together; None: what its files say, else 5.
     tree: chain, static (EAGLE-1's tree of 25) or dynamic (EAGLE-2's, which grows where drafts are likely).
     top_k: children of a node, and nodes that grow on a level, of a dynamic tree.
     depth: levels of a dynamic tree below its first.
@@ -49,7 +50,7 @@ class Eagle:
     """
 
     model: str
-    num_draft_tokens: int = 5
+    num_draft_tokens: int | None = None
     tree: str = "chain"
     top_k: int = 10
     depth: int = 7
@@ -59,8 +60,10 @@ class Eagle:
     quantization: str = "int8"
 
     def __post_init__(self) -> None:
-        for name in ("num_draft_tokens", "top_k", "depth"):
-            check_count(name, getattr(self, name), 1)
+        if self.num_draft_tokens is not None:
+            check_count("num_draft_tokens", self.num_draft_tokens, 1)
+        check_count("top_k", self.top_k, 1)
+        check_count("depth", self.depth, 1)
         check_number("min_probability", self.min_probability, 0.0, 1.0)
         if self.tree not in SHAPES:
             raise OptionError(f"tree={self.tree!r} is not allowed; allowed: {', '.join(SHAPES)}")
@@ -86,12 +89,15 @@ class EagleDrafter(StateReader):
     def __init__(self, config: Eagle) -> None:
         self.config = config
         self.trees = config.tree != "chain"
-        most = sum(map(sum, STATIC)) if config.tree == "static" else config.num_draft_tokens
-        self.max_nodes = min(config.num_draft_tokens, most)
+        self.max_nodes = config.num_draft_tokens or 1  # until `plan` has seen the checkpoint
 
     def plan(self, target: Target) -> Needs:
         config = self.config
         checkpoint = Checkpoint(config.model, strip=eagle_form.STRIPPED)
+        kinds = speculators.TREES if config.tree == "dynamic" else () if self.trees else speculators.CHAINS
+        said = speculators.draft_length(checkpoint.config, kinds, checkpoint.label)
+        most = config.num_draft_tokens or said or DEFAULT_LENGTH
+        self.max_nodes = min(most, sum(map(sum, STATIC))) if config.tree == "static" else most
         given = Overrides(eagle_form.read_ids(config.layer_ids), config.norm_before_residual)
         form = eagle_form.read(checkpoint, target, given)
         if form.mask is not None and self.trees:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.drafters import speculators
 from paceline.drafters.base import FINAL, Target
 from paceline.drafters.checkpoint import Checkpoint
 from paceline.errors import CheckpointError, OptionError
@@ -27,12 +28,6 @@ FUSIONS = ("fc.", "fusion_fc.", "projection.")
 EMBEDDING_NORMS = ("enorm.weight", "embedding_layernorm.weight")
 LAST_NORMS = ("norm.weight", "pre_lm_head_layernorm.weight")
 OLD_STATE_NORMS = ("aux_norm_low.weight", "aux_norm_mid.weight", "aux_norm_high.weight")
-
-# What a config of speculators leaves out has its class's default; without a class it is Qwen3's.
-CLASSES: dict[str, dict[str, Any]] = {
-    "llama": {"num_attention_heads": 32, "rms_norm_eps": 1e-6},
-    "qwen3": {"num_attention_heads": 32, "head_dim": 128, "rms_norm_eps": 1e-6},
-}
 
 
 @dataclass(frozen=True)
@@ -108,16 +103,12 @@ def read(checkpoint: Checkpoint, target: Target, given: Overrides) -> Form:
 
 def spelled_out(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config's facts on one level, whether they stand there, under `model`, or under speculators' layer config."""
-    fields = dict(config)
-    layer = config.get("transformer_layer_config")
-    if isinstance(layer, dict):
-        defaults = CLASSES.get(str(layer.get("model_type", "qwen3")), CLASSES["llama"])
-        fields = {**defaults, **layer, **fields}
+    fields = {**speculators.layer_fields(config), **config}
     for nested in ("model", "eagle_config"):
         inner = config.get(nested)
         fields |= inner if isinstance(inner, dict) else {}
     # Where it is not said, the originals mean no; vLLM reads speculators' own files as yes.
-    fields.setdefault("norm_before_residual", "speculators_model_type" in config)
+    fields.setdefault("norm_before_residual", speculators.is_ours(config))
     if fields["norm_before_residual"] is None:
         fields["norm_before_residual"] = False
     return fields
@@ -154,7 +145,7 @@ def _states(
     """The boundaries an EAGLE-3 head reads.
 
     Default ids and vLLM's explicit ones count the layers before a state. SpecForge's name the layer that gives it:
-    they begin with 1, and the state is one boundary on.
+    they begin with 1, and the state is one boundary on. The speculators format always counts.
     """
     last, width = target.model.config.num_layers, target.model.config.hidden_size
     if fields.get("use_aux_hidden_state") is False or fusion is None:
@@ -167,7 +158,8 @@ def _states(
         )
     said = given.layer_ids or fields.get("eagle_aux_hidden_state_layer_ids")
     ids = [2, last // 2, last - 3] if said is None else list(said)
-    if given.layer_ids is None and said is not None and ids and ids[0] == 1 and last not in ids:
+    counted = given.layer_ids is not None or said is None or speculators.is_ours(checkpoint.config)
+    if not counted and ids and ids[0] == 1 and last not in ids:
         ids = [number + 1 for number in ids]
     if any(not is_whole(number) or not 0 <= number <= last for number in ids):
         raise CheckpointError(

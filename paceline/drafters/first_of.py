@@ -109,7 +109,7 @@ class FirstOfDrafter:
                 break
             if context.table.apart:
                 self._note_asked(drafter, left)
-            part = context.only(left, drafter.max_nodes)
+            part = context.only(left, drafter.max_nodes, drafter.trees)
             proposal = drafter.propose(part).cut(part.budgets)
             sizes = proposal.sizes.tolist()
             parts.append((left, proposal))
@@ -118,7 +118,7 @@ class FirstOfDrafter:
 
     def _ask_all(self, context: Context) -> Proposal:
         """Nobody waits to hear who has something to say: all are asked, and the first answer of each row stands."""
-        contexts = [context.only(None, drafter.max_nodes) for drafter in self.drafters]
+        contexts = [context.only(None, drafter.max_nodes, drafter.trees) for drafter in self.drafters]
         answers = [drafter.propose(own).cut(own.budgets) for drafter, own in zip(self.drafters, contexts)]
         taken = torch.zeros(len(context.slot_list), dtype=torch.bool, device=context.table.device)
         for number, answer in enumerate(answers):

@@ -1,4 +1,4 @@
-"""Which published kind of drafter a folder holds, told from its config and tensors, never from its name.
+"""Which published kind of drafter a folder or a repository of the hub holds: by config and tensors, never by name.
 
 The marks of each kind stand in the table of drafters. A kind that is only known is told apart all the same, so that
 none is taken for a draft model.
@@ -7,6 +7,7 @@ none is taken for a draft model.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -15,17 +16,28 @@ from typing import Any
 from paceline.drafters import table
 from paceline.drafters.table import Kind, Marks
 from paceline.errors import OptionError, PacelineError
+from paceline.models import hub
+from paceline.models.json_file import is_folder
 
 
-def find_in_folder(path: str) -> Kind | None:
-    """By a folder's config and the names of its tensors; None for a model of its own, and for what is no folder."""
-    folder = Path(path).expanduser()
-    return find_kind(_config(folder), _tensor_names(folder)) if folder.is_dir() else None
+def find_held(name: str) -> Kind | None:
+    """By config and names of tensors and files; None for a model of its own, and for what is no folder or hub id.
+
+    The hub is asked for what tells, which is little, before a repository is fetched.
+    """
+    folder = Path(os.path.expanduser(name))  # which leaves the ~ of nobody as it is
+    if is_folder(folder):
+        return find_kind(_config(folder), _tensor_names(folder))
+    if folder.exists() or "/" not in name or folder.suffix == ".gguf" or not hub.ID.fullmatch(name):
+        return None
+    held = hub.look(name, frozenset(file for kind in table.KINDS for file in kind.files))
+    names = _tensor_names(held.folder) if held.tensors is None else held.tensors
+    return find_kind(_config(held.folder), names, held.files)
 
 
-def check_loads(path: str) -> None:
-    """Refuse a folder that holds no draft model but a drafter of another kind, in a sentence that names the kind."""
-    _refuse(path, find_in_folder(path))
+def check_loads(name: str) -> None:
+    """Refuse what holds no draft model but a drafter of another kind, in a sentence that names the kind."""
+    _refuse(name, find_held(name))
 
 
 def check_tensors(path: str, names: Collection[str]) -> None:
@@ -33,13 +45,15 @@ def check_tensors(path: str, names: Collection[str]) -> None:
     _refuse(path, find_kind({}, names))
 
 
-def find_kind(config: Mapping[str, Any], tensors: Collection[str]) -> Kind | None:
+def find_kind(config: Mapping[str, Any], tensors: Collection[str], files: Collection[str] = ()) -> Kind | None:
     """The first kind whose mark is there; None for a model of its own."""
     algorithm = config.get("speculators_model_type")
     for kind in table.KINDS:
         if algorithm is not None and algorithm in kind.marks.algorithms:
             return kind
-    return next((kind for kind in table.KINDS if _has(kind.marks, config, tensors)), None)
+    return next(
+        (kind for kind in table.KINDS if _has(kind.marks, config, tensors) or set(kind.files) & set(files)), None
+    )
 
 
 def _has(marks: Marks, config: Mapping[str, Any], tensors: Collection[str]) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.cache.kv import KVCache
 from paceline.drafters.base import Context, Needs, Taps, Target
 from paceline.drafters.chain import ChainReader
-from paceline.drafters.checkpoint import Checkpoint, check_packing
+from paceline.drafters.checkpoint import Checkpoint, check_packing, own_or_borrowed
 from paceline.drafters.tree import PADDING, Proposal
 from paceline.drafters.vocabulary import match
 from paceline.errors import CheckpointError
@@ -78,12 +78,14 @@ class Network(Model):
 
     def __init__(self, config: ModelConfig, weights: Weights, target: Target) -> None:
         self.config, self.ops = config, weights.ops
-        large = target.model.config
+        large, lent = target.model.config, target.model
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         self.large = Heads(large.num_heads, large.num_kv_heads, large.head_dim)
         body, shape = weights.under("model."), (config.vocab_size, config.hidden_size)
-        names = ("model.embed_tokens.weight", "lm_head.weight")
-        self.embedding, self.head = weights.vocabulary(*names, shape, config.tie_embeddings)
+        self.embedding = own_or_borrowed(body, "embed_tokens.weight", shape, lent.embedding, lent.ops)
+        self.head = self.embedding
+        if not config.tie_embeddings:
+            self.head = own_or_borrowed(weights, "lm_head.weight", shape, lent.head, lent.ops)
         wide = large.num_heads * large.head_dim
         self.layers = [Layer(config, body.under(f"layers.{i}."), wide) for i in range(config.num_layers)]
         self.norm = body.whole("norm.weight", (config.hidden_size,))

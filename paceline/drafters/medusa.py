@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.cache.kv import KVCache
 from paceline.drafters import table
 from paceline.drafters.base import FINAL, Context, Needs, Target
-from paceline.drafters.checkpoint import Checkpoint
+from paceline.drafters.checkpoint import Checkpoint, own_or_borrowed
 from paceline.drafters.heads import StaticHeads, chain_length, draw_next, fitting_tree, run_head
 from paceline.drafters.states import StateKeeper
 from paceline.drafters.static_tree import Seats, StaticTree, find_tree
@@ -98,7 +98,8 @@ class Layout:
             ]
             out = self.find_out(head)
             if out is not None and out not in read:
-                read[out] = weights.matrix([out], [(self.checkpoint.shape(out)[0], hidden)])
+                size = (self.checkpoint.shape(out)[0], hidden)
+                read[out] = own_or_borrowed(weights, out, size, target.model.head, target.model.ops)
             heads.append(MedusaHead(blocks, target.model.head if out is None else read[out]))
         return heads
 

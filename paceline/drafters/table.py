@@ -43,6 +43,7 @@ class Kind:
     word: what users call it. called: the same inside a sentence. does: what it does, for help.
     home: module:class of its config; without one it is known, but cannot be loaded yet.
     methods: what vLLM calls it, and PaddleNLP where it has it. files: weight files only this kind has.
+    parallel: the word of what vLLM takes it for where it is told to draft in one pass.
     """
 
     word: str
@@ -52,6 +53,7 @@ class Kind:
     methods: tuple[str, ...] = ()
     marks: Marks = Marks()
     files: tuple[str, ...] = ()
+    parallel: str = ""
 
     @property
     def loads(self) -> bool:
@@ -112,6 +114,7 @@ KINDS = (
         "a smaller model; its name or path alone will do",
         "paceline.drafters.draft_model:DraftModel",
         ("draft_model",),
+        parallel="pard",
     ),
     Kind(
         "speculators",
@@ -124,7 +127,7 @@ KINDS = (
         "small steps from the target's state, each fed the token before",
         "paceline.drafters.mlp_speculator:MLPSpeculator",
         ("mlp_speculator",),
-        Marks(("mlp_speculator",), "MLPSpeculator"),
+        Marks(("mlp_speculator",), "MLPSpeculator", algorithms=("mlp",)),
     ),
     Kind(
         "medusa",
@@ -149,14 +152,14 @@ KINDS = (
         "a block of drafts that see one another, over the target's states",
         "paceline.drafters.dflash:DFlash",
         ("dflash",),
-        marks=Marks((), "DFlash", ("dflash_config",)),
+        marks=Marks((), "DFlash", ("dflash_config",), algorithms=("dflash",)),
     ),
     Kind(
         "eagle",
         "an EAGLE drafter",
         "a small layer over the target's own states: EAGLE-1, 2, 3 and P-EAGLE",
         "paceline.drafters.eagle:Eagle",
-        ("eagle", "eagle3"),
+        ("eagle", "eagle3", "peagle"),
         Marks(("eagle",), "Eagle3", (), r"(model\.)*(midlayer\.|fc\.weight$|d2t$|t2d$)", ("eagle", "eagle3", "peagle")),
     ),
     Kind(
@@ -170,7 +173,7 @@ KINDS = (
         "mtp",
         "an MTP module",
         methods=("mtp", "deepseek_mtp"),
-        marks=Marks(tensors=r"(model\.)?mtp[._]|.*\.eh_proj\."),
+        marks=Marks(tensors=r"(model\.)?mtp[._]|.*\.eh_proj\.", algorithms=("mtp",)),
     ),
     Kind(
         "pard",

@@ -27,11 +27,11 @@ class DraftContext:
     def __init__(
         self, slot_list: list[int], budgets: list[int], state: SamplerState, rule: Rule, slots: Tensor | None = None
     ) -> None:
-        self.slot_list, self.table = slot_list, state.table
+        self.slot_list, self.table, self.spread = slot_list, state.table, state.table.spread
         self.max_nodes = max(budgets, default=0)
         self._asked, self._state, self._rule, self._given = budgets, state, rule, slots
         self._sampled = state.any_sampled(slot_list)
-        self._untouched = state.untouched.issuperset(slot_list)  # the likeliest raw logits are what is drawn
+        self._untouched = not self._sampled and state.tempered.issuperset(slot_list)  # the likeliest raw logit is drawn
         self._keep_probs = rule.needs_probs and self._sampled
         self._budgets: Tensor | None = None
         self._prunable, self._single = True, True  # single: one child of one parent at every draw
@@ -67,7 +67,7 @@ class DraftContext:
         if not self.table.apart:
             return budgets
         # The device may be further than the host knew: the last token before a limit is the target's own.
-        return torch.minimum(budgets, (self.table.limits[self.slots] - self.lengths - 1).clamp(min=0))
+        return torch.minimum(budgets, (self.table.limits[self.slots] - self.lengths - 1 + self.spread).clamp(min=0))
 
     @property
     def budget_list(self) -> list[int]:
@@ -97,11 +97,14 @@ class DraftContext:
     def _nothing(self) -> Tensor:
         return torch.zeros(len(self.slot_list), 0, dtype=torch.int64, device=self.table.device)
 
-    def only(self, rows: list[int] | None, max_nodes: int) -> DraftContext:
+    def only(self, rows: list[int] | None, max_nodes: int, trees: bool = False) -> DraftContext:
         chosen = range(len(self.slot_list)) if rows is None else rows
         slots, limits = [self.slot_list[row] for row in chosen], [min(self._asked[row], max_nodes) for row in chosen]
-        given = self._given if rows is None else None
-        return DraftContext(slots, limits, self._state, self._rule, given)
+        if not trees:
+            limits = [min(limit, self.table.room(slot)) for limit, slot in zip(limits, slots)]
+        part = DraftContext(slots, limits, self._state, self._rule, self._given if rows is None else None)
+        part.spread = self.spread if trees else 0
+        return part
 
     def draw(
         self, logits: Tensor, parents: Tensor, count: int = 1, likeliest: bool = False, ids: Tensor | None = None

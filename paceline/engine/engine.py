@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from paceline.cache.kv import KVCache
-from paceline.cache.slots import Slots
+from paceline.cache.slots import SPREAD, Slots
 from paceline.drafters.base import Drafter, Target
 from paceline.engine.account import Drafted, read_logprobs, read_prompt_logprobs
 from paceline.engine.budget import Budget, FixedBudget
@@ -33,7 +33,6 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.stats import EngineStats, RoundRecord
 from paceline.engine.update import Update
 from paceline.errors import EngineError, OptionError, first_line
-from paceline.kernels.threads import FEW, one_thread
 from paceline.sampling.rules import find_rule
 
 
@@ -54,6 +53,9 @@ class Pending(NamedTuple):
     chars: int  # of the sample's text, with this
 
 
+FEW = 8  # sequences
+
+
 class Engine:
     def __init__(
         self, target: Target, cache: KVCache, table: Slots, scheduler: Scheduler, acceptance: str, depth: int = 0
@@ -68,7 +70,7 @@ class Engine:
         self.updates: deque[Pending] = deque()  # for whoever asked for rounds to take, from the left
         self._ended: list[Sequence] = []  # their slots and pages are still held
         self._last_read = 0.0
-        self._native = target.model.ops.name == "native"  # torch has but a few rows to work on
+        self._native = target.model.ops.name == "native"  # what is left to PyTorch is small
         scheduler.on_enter, scheduler.on_leave = self._enter, self._leave
 
     # 1 add
@@ -82,7 +84,7 @@ class Engine:
 
         tell: the next step says so; else nobody is there to hear of it, not of what came before either.
         """
-        with self._recovering():
+        with self._at_work():
             if sequence.finish_reason is None:
                 sequence.finish_reason = "abort"
                 self._tell_end(sequence)
@@ -96,13 +98,14 @@ class Engine:
             raise OptionError(
                 f"acceptance={self.rule.name!r} judges chains, but the drafter {drafter.name!r} proposes trees"
             )
-        with self._recovering():
+        with self._at_work():
             self._read_all()
         if drafter is not None:
             drafter.attach(self.target, self.cache)
         self.cache.tails = None  # what was kept belonged to another drafter
         self.runner.set_drafter(drafter)
         self.scheduler.beyond = int(drafter is not None and bool(drafter.taps.hidden))  # a pair at the newest place
+        self.table.spread = SPREAD if drafter is not None and drafter.trees else 0
         self.budget = budget or FixedBudget(drafter.max_nodes if drafter is not None else 0)
         self.stats.watch(drafter.name if drafter is not None and drafter.learned else None)
 
@@ -119,7 +122,7 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> None:
         """Launch one round; what completed rounds produced joins `updates`, where no interrupt loses it."""
-        with self._recovering(), one_thread(self._native and len(self.scheduler.running) <= FEW):
+        with self._at_work():
             launched = self._launch()
             ahead = self.depth if launched and (self.drafter is None or self.drafter.on_device) else 0
             while len(self._in_flight) > ahead or (self._in_flight and self._all_ended()):
@@ -131,19 +134,21 @@ class Engine:
         return list(map(itemgetter(1), taken))
 
     @contextmanager
-    def _recovering(self) -> Iterator[None]:
-        """Whatever fails inside leaves an engine that can go on."""
+    def _at_work(self) -> Iterator[None]:
+        """Whatever fails inside leaves an engine that can go on. PyTorch has one thread, if there is little for it."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1 if self._native and len(self.scheduler.running) <= FEW else threads)
         try:
             yield
             self._let_go()
         except BaseException:
             self._recover()
             raise
+        finally:
+            torch.set_num_threads(threads)
 
     def _let_go(self) -> None:
         """Slots and pages of ended sequences come back, once no round is ahead of them."""
-        if not self._ended:
-            return
         ended, self._ended = self._ended, []
         for sequence in ended:
             if sequence.ahead:
@@ -213,7 +218,8 @@ class Engine:
         seconds = self._record(round, drafted, told)
         for number, sequence, kept, accepted in told:
             if number < plan.num_sampling:
-                sequence.stats.count(drafted.depths[number], accepted, len(kept))
+                deepest = min(drafted.depths[number], sequence.max_length - len(sequence.tokens) + len(kept))
+                sequence.stats.count(deepest, accepted, len(kept))
             sequence.stats.spend(*seconds)
             self._emit(sequence, kept)
         self._ended += [sequence for _, sequence, _, _ in told if sequence.finish_reason is not None]
@@ -221,16 +227,15 @@ class Engine:
 
     def _emit(self, sequence: Sequence, kept: list[int]) -> None:
         first = sequence.num_output - len(kept)
-        finished = sequence.finish_reason is not None
         text = sequence.detokenizer.certain(sequence.chars_told)
         logprobs = sequence.logprobs[first:] if sequence.params.logprobs is not None else None
         said = kept, sequence.num_output, text, sequence.provenance[first:], logprobs, sequence.seed
         ended = sequence.finish_reason, sequence.stop_reason, sequence.error
-        stats = replace(sequence.stats) if finished else None
+        stats = None if sequence.finish_reason is None else replace(sequence.stats)
         update = Update(sequence.request_id, sequence.index, *said, *ended, stats)
         chars = sequence.chars_told + len(update.text)
         self.updates.append(Pending(sequence, update, chars))  # from here on it is told
-        sequence.note_told(update.num_tokens, chars, finished)
+        sequence.note_told(update.num_tokens, chars, update.finished)
 
     def _tell_end(self, sequence: Sequence) -> None:
         """A sequence that ended between rounds says so, and is let go when it can be."""

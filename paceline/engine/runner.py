@@ -105,9 +105,9 @@ class Runner:
         self, plan: Plan, proposal: Proposal, paths: Tensor | None, batch: Batch, out: Hidden
     ) -> Verdict | Followed:
         slots = plan.slots[: plan.num_sampling]
-        if out.best is not None and not self.table.apart and self.state.untouched.issuperset(slots):
-            sizes = [count - 1 for count in batch.places.sampled_counts]
-            return follow(proposal, sizes, out.best.tolist())
+        greedy = self.state.tempered.issuperset(slots) and not self.state.any_sampled(slots)
+        if greedy and out.best is not None and not self.table.apart:
+            return follow(proposal, [count - 1 for count in batch.places.sampled_counts], out.best.tolist())
         return self._judge(proposal, paths, batch, out, slots)
 
     def _judge(

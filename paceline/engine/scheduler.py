@@ -56,13 +56,12 @@ class Scheduler:
     def _plan_decoding(self, budget: int) -> list[Planned]:
         planned: list[Planned] = []
         for sequence in list(self.running):
-            if sequence.slot is None or sequence.finish_reason is not None or sequence.num_left != 1:
+            ending = sequence.finish_reason is not None or sequence.room <= 0  # what is ahead will finish it
+            if sequence.slot is None or ending or sequence.num_left != 1:
                 continue
-            if sequence.room <= 0:  # what is ahead will finish it
-                continue
-            reach, nodes = sequence.most_length, sequence.most_nodes(budget)
+            reach, nodes = sequence.most_length, sequence.most_nodes(budget, self.slots.spread)
             least = min(reach + self.beyond, sequence.max_length)
-            if not self._reach(sequence, min(least + nodes, sequence.max_length)):
+            if not self._reach(sequence, min(least + nodes, sequence.max_length + self.slots.spread)):
                 held = len(sequence.pages) * self.pool.block_size
                 nodes = max(0, min(nodes, held - least))  # what fits into the pages it has
                 if not self._reach_or_preempt(sequence, least):
@@ -105,8 +104,7 @@ class Scheduler:
         hits = self._find_prefix(sequence)
         for page in hits:
             self.pool.share(page)
-        needed = -(-(len(sequence.tokens) + self.beyond) // self.pool.block_size) - len(hits)
-        fresh = self.pool.take(needed)
+        fresh = self.pool.take(-(-(len(sequence.tokens) + self.beyond) // self.pool.block_size) - len(hits))
         if fresh is None:
             self.pool.release(hits)
             return False

@@ -89,10 +89,10 @@ class Sequence:
         """How many more tokens it may have, should what is ahead bring as few as it can."""
         return self.max_length - len(self.tokens) - (sum([most > 0 for most in self.ahead]) if self.ahead else 0)
 
-    def most_nodes(self, budget: int) -> int:
-        """The budget, cut by what the request allows and by its room: the last token is the target's own."""
+    def most_nodes(self, budget: int, spread: int) -> int:
+        """The budget, cut by what the request allows and by its room and spread: the last token is the target's own."""
         asked = self.params.max_draft_tokens
-        return max(0, min(budget, budget if asked is None else asked, self.room - 1))
+        return max(0, min(budget, budget if asked is None else asked, self.room - 1 + spread))
 
     @property
     def wants_prompt_logprobs(self) -> bool:

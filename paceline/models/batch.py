@@ -200,20 +200,21 @@ def pack(
             ids += drafted[number][: item.num_nodes]
         write += [pages[at // block_size - first_page] * block_size + at % block_size for at in line]
     slot, line_t, base, id_t, write_t = torch.tensor(rows, dtype=torch.int64).unbind()
-    positions, path = line_t, None
+    positions, path = line_t.clamp(max=table.max_length - 1), None  # nodes deeper than that are drafted in vain
     if drafted is not None and nodes is not None and nodes.paths is not None:
-        positions, path = _hang(places, nodes.paths, line_t, base)
+        positions, path = _hang(places, nodes.paths, positions, base)
     seen_from = None if first is None else first[places.owner]
     layout = Layout(slot, positions, base, path, seen_from, line_t, write_t, table.pages.tensor, block_size, spans)
     return Batch(id_t, layout, places, [item.slot for item in work])
 
 
-def _hang(places: Places, paths: Tensor, lines: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
-    """Trees: each row's position, and its ancestors among its sequence's nodes [T, D]."""
+def _hang(places: Places, paths: Tensor, straight: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
+    """Trees: each row's position, at most where a chain has it (`straight`), and its ancestors among its
+    sequence's nodes [T, D]."""
     is_node = places.node >= 0
     sequence = torch.where(is_node, places.owner, 0)  # sequences behind the proposal's have no nodes
     path = torch.where(is_node[:, None], paths[sequence, places.node.clamp(min=0)], -1)
-    return torch.where(is_node, bases - 1 + (path >= 0).sum(1), lines), path
+    return torch.minimum(bases - 1 + (path >= 0).sum(1), straight), path
 
 
 def _pack_apart(
@@ -269,13 +270,13 @@ def pack_rows(places: Places, slots: Tensor, starts: Tensor, table: Slots, block
     if real is not None:
         slot, line, base = torch.where(real, slot, table.null), torch.where(real, line, 0), torch.where(real, base, 1)
     ids = table.tokens.tensor[slot, line.clamp(max=table.max_length)]
-    positions, path = line, None
+    positions, path = line.clamp(max=table.max_length - 1), None
     if nodes is not None and nodes.tokens.shape[1]:
         ids = torch.where(is_node, nodes.tokens[sequence, index].clamp(min=0), ids)
         if nodes.paths is not None:
             assert real is not None
             path = torch.where((is_node & real)[:, None], nodes.paths[sequence, index], -1)
-            positions = torch.where(is_node & real, base - 1 + (path >= 0).sum(1), line)
+            positions = torch.minimum(base - 1 + (path >= 0).sum(1), positions)
     first = None if given.first is None else given.first[owner]
     if first is not None and real is not None:
         first = torch.where(real, first, 0)

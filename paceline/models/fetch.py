@@ -124,22 +124,6 @@ def _from_hub(alias: Alias, target: Path, progress: bool) -> Path:
         raise SourceError(reason(error)) from error
 
 
-# What to do when the hub refuses, by the name of what it raised: its classes differ from version to version.
-HUB_TROUBLE = {
-    "GatedRepoError": "it is gated; ask for access on its page there, then set HF_TOKEN",
-    "RepositoryNotFoundError": "there is no such model, or it is private; check the name, or set HF_TOKEN",
-    "HFValidationError": "that is no hub id; a hub id is OWNER/NAME",
-}
-
-
-def explain_hub(error: BaseException) -> str:
-    """Why the hub did not deliver a model, and what to do."""
-    for kind in type(error).__mro__:
-        if kind.__name__ in HUB_TROUBLE:
-            return HUB_TROUBLE[kind.__name__]
-    return f"{reason(error)}; check the network, or give the path of a folder that holds the model"
-
-
 @contextlib.contextmanager
 def _bar(label: str, total: int, show: bool) -> Iterator[Report]:
     """A progress bar on stderr where that is a terminal; elsewhere nothing is written."""

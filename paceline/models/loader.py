@@ -6,10 +6,8 @@ A name is an alias, a `.gguf` file, a Hugging Face folder, a hub id, or a transf
 from __future__ import annotations
 
 import ctypes
-import difflib
 import logging
 import os
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,24 +16,23 @@ from typing import Any
 
 import torch
 
-from paceline.errors import CheckpointError, OptionError, first_line, not_an_object
+from paceline.errors import CheckpointError, OptionError, first_line, nearest, not_an_object
 from paceline.kernels import select
 from paceline.kernels.cpu.library import SOURCES
-from paceline.models import catalog
+from paceline.models import catalog, hub
 from paceline.models.base import Model
 from paceline.models.config import ModelConfig
 from paceline.models.families import FAMILIES
 from paceline.models.folder_tokenizer import find_tokenizer
 from paceline.models.gguf import GGUFFile
 from paceline.models.gguf_config import config_from_gguf
+from paceline.models.json_file import is_folder
 from paceline.models.sources import FolderSource, GGUFSource, ModelSource
 from paceline.models.tile_cache import find_tiles, keep_tiles
 from paceline.models.transformers_config import from_transformers, read_config
 from paceline.models.weights import Source, Weights
 
 log = logging.getLogger("paceline")
-
-HUB_ID = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 
 DTYPES = {
     "auto": None,
@@ -124,34 +121,20 @@ def locate(name: str) -> Path:
     if name in catalog.ALIASES:
         return catalog.ensure(catalog.ALIASES[name])
     path = Path(os.path.expanduser(name))  # which leaves the ~ of nobody as it is
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    if is_folder(path) or (path.is_file() and path.suffix == ".gguf"):
         return path
     if path.exists():
         raise CheckpointError(f"{name} is neither a model folder nor a .gguf file")
     aliases = ", ".join(catalog.ALIASES)
     missing = f"model {name!r} was not found: no such path, and not an alias ({aliases})"
-    near = "/" not in name and difflib.get_close_matches(name, catalog.ALIASES, n=1)
-    if near or path.suffix == ".gguf" or not HUB_ID.fullmatch(name):
-        raise CheckpointError(f"{missing} or a hub id")
+    near = None if "/" in name else nearest(name, catalog.ALIASES)
+    if near or path.suffix == ".gguf" or not hub.ID.fullmatch(name):
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise CheckpointError(f"{missing} or a hub id{hint}")
     try:
-        return _from_hub(name)
+        return hub.download(name)
     except CheckpointError as error:
         raise error if "/" in name else CheckpointError(f"{missing}; {error}") from None
-
-
-TOKENIZER_PATTERNS = ("*.json", "*.model", "*.txt", "*.jinja")
-MODEL_PATTERNS = (*TOKENIZER_PATTERNS, "*.safetensors", "*.bin", "*.pt")
-
-
-def _from_hub(name: str, patterns: tuple[str, ...] = MODEL_PATTERNS) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns)))
-    except Exception as error:
-        from paceline.models.fetch import explain_hub
-
-        raise CheckpointError(f"the hub did not deliver {name!r}: {explain_hub(error)}") from None
 
 
 def _read_tokenizer(given: Any) -> Any:
@@ -165,12 +148,12 @@ def _read_tokenizer(given: Any) -> Any:
         from paceline.models.gguf_tokenizer import tokenizer_from_gguf
 
         return tokenizer_from_gguf(GGUFFile(folder))
-    if folder.is_dir() and not any((folder / name).exists() for name in _TOKENIZER_FILES):
+    if is_folder(folder) and not any((folder / name).exists() for name in _TOKENIZER_FILES):
         return None
     if (found := find_tokenizer(folder)) is not None:
         return found
     if not folder.exists():
-        given = folder = _from_hub(str(given), TOKENIZER_PATTERNS)
+        given = folder = hub.download(str(given), hub.TOKENIZER)
     from transformers import AutoTokenizer
 
     try:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("paceline")
 
 Shape = tuple[int, ...]
+ROWS = 1024  # compared at a time: what differs mostly does so at once
 
 
 class Source(Protocol):
@@ -103,6 +104,19 @@ class Weights:
             return first, first
         log.warning("%s ties %s to %s, but holds two that differ: both are used", self.source.label, head, embedding)
         return first, self._pack(found[1:])
+
+    def is_copy(self, name: str, other: Weight, ops: Ops) -> bool:
+        """Whether a matrix is another weight over again, as the kernels that hold that one pack it and read it back."""
+        if self.device.type == "meta":
+            return False  # it has no values to compare
+        found = self._read(name, other.shape)
+        dense = found if isinstance(found, Tensor) else found.dequantize()
+        for first in range(0, len(dense), ROWS):
+            part = ops.pack([dense[first : first + ROWS]], self.dtype, self.device)
+            ids = torch.arange(part.shape[0], device=self.device)
+            if not torch.equal(ops.embed(part, ids), ops.embed(other, first + ids)):
+                return False
+        return True
 
     def _same(self, one: Tensor | Packed, other: Tensor | Packed) -> bool:
         if not isinstance(one, Tensor) or not isinstance(other, Tensor):

@@ -33,11 +33,6 @@ def process(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     return logits
 
 
-def untouched(params: SamplingParams) -> bool:
-    """Whether the request takes the likeliest token of the raw logits: no stage and no noise has a part in it."""
-    return params.greedy and not any(needs(params) for needs, _ in STAGES)
-
-
 def tempered(params: SamplingParams) -> bool:
     """Whether temperature and noise at most come between the raw logits and the token."""
     return not any(needs(params) for needs, stage in STAGES if stage is not _temperature)

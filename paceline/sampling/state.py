@@ -65,15 +65,13 @@ class SamplerState:
         self.bias: Tensor | None = None  # [S+1, V], made when first needed; -inf where a token is not allowed
         self.words: dict[int, Words] = {}
         self.params: dict[int, SamplingParams] = {}
-        self.untouched: set[int] = set()  # slots whose request takes the likeliest token of the raw logits
         self.picks = device.type == "cpu" and library() is not None  # the library can pick tokens
         self.tempered: set[int] = set()  # slots whose request needs temperature and noise at most
 
     def set(self, slot: int, params: SamplingParams, words: Words, seed: int, sample: int) -> None:
-        from paceline.sampling.processors import tempered, untouched  # which are written in terms of this state
+        from paceline.sampling.processors import tempered  # which is written in terms of this state
 
         self.params[slot], self.words[slot] = params, words
-        (self.untouched.add if untouched(params) else self.untouched.discard)(slot)
         (self.tempered.add if tempered(params) else self.tempered.discard)(slot)
         greedy = params.greedy  # then nothing after the penalties may touch its rows
         floats = (1.0, 1.0, 0.0) if greedy else (params.temperature, params.top_p, params.min_p)

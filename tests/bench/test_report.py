@@ -55,6 +55,17 @@ def test_acceptance_by_position_is_told_for_each_drafter_and_of_a_sweep_for_the_
     assert report.positions(record(example())) is None
 
 
+def test_no_position_of_a_long_draft_is_left_out() -> None:
+    data = record(example("ngram", "suffix"))
+    long = [number / 100 for number in range(24, 0, -1)]
+    data["variants"][2]["acceptance_by_position"] = long
+    lines = [line.split() for line in printed(report.positions(data)).splitlines()]
+    heads = [line[2:] for line in lines if line[:2] == ["at", "position"]]
+    assert heads == [[str(at) for at in range(first, last)] for first, last in ((1, 11), (11, 21), (21, 25))]
+    assert [cell for line in lines if line[:1] == ["suffix"] for cell in line[1:]] == [f"{share:.0%}" for share in long]
+    assert len([line for line in lines if line[:1] == ["ngram"]]) == 1  # nothing of it stands below
+
+
 def test_long_drafts_and_several_of_a_kind_fit_eighty_columns_with_no_number_cut() -> None:
     names = ("ngram:max_match=3,min_match=1", "ngram:max_match=4,num_draft_tokens=12", "some/folder/smollm2-135m")
     data = record(example(*names))

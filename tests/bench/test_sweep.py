@@ -52,7 +52,7 @@ def test_more_lengths_than_can_be_run_are_refused(text: str) -> None:
     [
         ("ngram", NGram(), "ngram:num_draft_tokens=3"),
         ("suffix:tree=true", Suffix(tree=True), "suffix:tree=true,num_draft_tokens=3"),
-        ("some/model", DraftModel("some/model"), "some/model:num_draft_tokens=3"),
+        ("./some/model", DraftModel("./some/model"), "./some/model:num_draft_tokens=3"),
         ("./run,seed=1", DraftModel("./run,seed=1"), "./run,seed=1:num_draft_tokens=3"),
     ],
 )

@@ -178,7 +178,7 @@ def test_a_foreign_option_applies_to_the_drafter_that_our_own_flag_names(
     "path, text, words, kind",
     [
         (GENERATE, "--drafter suffix", ["--drafter", "suffix"], "suffix drafting"),
-        (GENERATE, "--drafter some/model", ["--drafter", "some/model"], "a draft model"),
+        (GENERATE, "--drafter ./some/model", ["--drafter", "./some/model"], "a draft model"),
         (GENERATE, "--drafter none", ["--drafter", "none"], "plain decoding"),
         (SWEEP, "--draft-model d", ["--draft-model", "d"], "a draft model"),
         (

@@ -24,8 +24,8 @@ from paceline.errors import OptionError
         ("suffix:tree=true,max_spec_factor=1.5", Suffix(tree=True, max_spec_factor=1.5)),
         ("suffix:tree=no,max_spec_factor=2", Suffix(tree=False, max_spec_factor=2.0)),
         ("smollm2-135m", DraftModel("smollm2-135m")),
-        ("folder/model", DraftModel("folder/model")),
-        ("folder/model:num_draft_tokens=3", DraftModel("folder/model", 3)),
+        ("./folder/model", DraftModel("./folder/model")),
+        ("./folder/model:num_draft_tokens=3", DraftModel("./folder/model", 3)),
         ("c:/models/a", DraftModel("c:/models/a")),
         ("c:/models/a:num_draft_tokens=3", DraftModel("c:/models/a", 3)),
         ("draft:model=smollm2-135m,cross_vocabulary=true", DraftModel("smollm2-135m", cross_vocabulary=True)),
@@ -52,7 +52,7 @@ def test_a_spec_becomes_the_config_it_names(spec: str, config: object) -> None:
         ("suffix:max_spec_factor=big", "allowed: a number"),
         ("draft", "needs a model"),
         ("draft:num_draft_tokens=3", "needs a model"),
-        ("folder/model:model=other", "model twice"),
+        ("./folder/model:model=other", "model twice"),
         ("sufix", "did you mean 'suffix'"),
         ("ngran:max_match=3", "did you mean 'ngram'"),
     ],
@@ -71,7 +71,7 @@ def test_only_key_and_value_after_the_last_colon_are_options() -> None:
     assert split("c:/runs,seed=1:c=2") == ("c:/runs,seed=1", {"c": "2"})
 
 
-@pytest.mark.parametrize("model", ["d", "some/folder", "runs,seed=1", "c:/runs/a=b"])
+@pytest.mark.parametrize("model", ["d", "./some/folder", "runs,seed=1", "c:/runs/a=b"])
 def test_a_draft_model_is_written_so_that_it_is_read_again(model: str) -> None:
     assert parse(join("draft", {"model": model})) == DraftModel(model)
     assert parse(join("draft", {"model": model, "num_draft_tokens": 3})) == DraftModel(model, 3)

@@ -11,7 +11,7 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.errors import CheckpointError, OptionError
-from paceline.models import loader
+from paceline.models import hub, loader
 from tests.cli.checkpoints import make_model, make_tokenizer
 
 ASKED = [{"role": "user", "content": "the rider"}]
@@ -101,8 +101,18 @@ def test_a_name_that_the_hub_may_know_is_asked_of_it(
 
 @pytest.mark.parametrize("name", ["smolm2", "a/b/c", "./gpt2", "~/gpt2", "/gpt2", "model.gguf", "../gpt2", "two words"])
 def test_what_cannot_be_a_hub_name_is_refused_unasked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "_from_hub", lambda name: pytest.fail("asked"))
+    monkeypatch.setattr(hub, "download", lambda name: pytest.fail("asked"))
     with pytest.raises(CheckpointError, match=r"was not found: no such path, and not an alias .* or a hub id"):
+        loader.locate(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("smollm2-135", "smollm2-135m"), ("SmolLM2-135M", "smollm2-135m"), ("qwen2.5-coder", "qwen2.5-coder-1.5b")],
+)
+def test_a_name_nearly_an_aliass_is_answered_with_it(name: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "download", lambda name: pytest.fail("asked"))
+    with pytest.raises(CheckpointError, match=rf"or a hub id; did you mean '{meant}'\?$"):
         loader.locate(name)
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app
 from paceline.compat import table
-from paceline.models import loader
+from paceline.models.hub import SMALL, look
 from tests.cli.checkpoints import make_tokenizer, write_checkpoint
 from tests.drafters.tiny_medusa import vicuna_heads
 from tests.drafters.tiny_mlp import accelerator
@@ -139,15 +139,17 @@ def hub(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     small = checkpoint.parent / "glide"
 
-    def deliver(name: str) -> Path:
-        asked.append(name)
+    def deliver(name: str, patterns: tuple[str, ...] = ()) -> Path:
+        if patterns != SMALL:  # which are asked for to tell what a repository holds
+            asked.append(name)
         heads = {"accelerator": accelerator, "medusa": vicuna_heads}
         made = next((write for word, write in heads.items() if word in name), None)
         if made is not None:
             return Path(made(len(make_tokenizer())))
         return small if "glide" in name else checkpoint
 
-    monkeypatch.setattr(loader, "_from_hub", deliver)
+    monkeypatch.setattr("paceline.models.hub.download", deliver)
+    look.cache_clear()
     for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
         real = kind.from_pretrained
         monkeypatch.setattr(kind, "from_pretrained", lambda name, real=real, **more: real(checkpoint, **more))

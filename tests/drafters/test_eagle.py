@@ -14,7 +14,7 @@ from paceline import LLM, Eagle, SamplingParams
 from paceline.drafters import make
 from paceline.drafters.base import FINAL, Context
 from paceline.drafters.eagle import EagleDrafter
-from paceline.drafters.formats import find_in_folder
+from paceline.drafters.formats import find_held
 from paceline.drafters.tree import Proposal
 from paceline.errors import CheckpointError, OptionError
 from paceline.kernels.cpu.library import library
@@ -218,7 +218,7 @@ def test_the_static_tree_is_that_of_the_first_eagle() -> None:
 def test_a_head_is_found_in_its_folder_and_by_the_names_others_give_it() -> None:
     for facts, _, on_disk, config, _ in chains().values():
         path = write(on_disk, config)
-        found = find_in_folder(path)
+        found = find_held(path)
         assert found is not None and found.word == "eagle", facts
     assert make(path) == Eagle(path) and make(path, num_draft_tokens=2) == Eagle(path, 2)
     llm = LLM(deep_target(), kernels="reference", max_model_len=50, device="cpu",

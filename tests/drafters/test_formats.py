@@ -19,6 +19,11 @@ from tests.fakes import tiny_model
 PUBLISHED: list[tuple[dict[str, Any], list[str], str | None]] = [
     ({"speculators_config": {}}, [], "a drafter in the speculators format"),
     ({"speculators_config": {}, "speculators_model_type": "eagle3"}, [], "an EAGLE drafter"),
+    ({"speculators_config": {}, "speculators_model_type": "eagle"}, ["fusion_fc.weight"], "an EAGLE drafter"),
+    ({"speculators_config": {}, "speculators_model_type": "peagle"}, ["mask_hidden"], "an EAGLE drafter"),
+    ({"speculators_config": {}, "speculators_model_type": "dflash"}, ["fc.weight", "d2t"], "a DFlash drafter"),
+    ({"speculators_config": {}, "speculators_model_type": "mlp"}, [], "an MLP speculator"),
+    ({"speculators_config": {}, "speculators_model_type": "mtp"}, ["mtp_layers.0.input_proj.weight"], "an MTP module"),
     ({"speculators_config": {}, "speculators_model_type": "dspark"}, [], "a drafter in the speculators format"),
     ({"model_type": "mlp_speculator"}, ["speculator.emb.0.weight"], "an MLP speculator"),
     ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, [], "an MLP speculator"),

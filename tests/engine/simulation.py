@@ -45,6 +45,7 @@ class Plan:
     prefix_caching: bool
     max_nodes: int
     behind: int
+    spread: int = 0  # of trees: nodes that may lie behind a limit
 
 
 @dataclass
@@ -59,10 +60,10 @@ class Simulation:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.random = plan, random.Random(plan.seed)
         self.pool = PagePool(plan.num_pages, SIZE)
-        pages = MAX_LENGTH // SIZE + 1
+        pages = -(-(MAX_LENGTH + plan.spread) // SIZE)
         self.slots = Slots(plan.num_slots, MAX_LENGTH, pages, torch.device("cpu"), apart=plan.behind > 0)
         self.scheduler = Scheduler(self.pool, self.slots, plan.max_rows, plan.prefix_caching)
-        self.scheduler.on_enter = self.entered
+        self.scheduler.on_enter, self.slots.spread = self.entered, plan.spread
         self.all: list[Sequence] = []
         self.device: dict[str, list[int]] = {}  # what is committed there, by name; the host hears of it later
         self.in_flight: deque[Flying] = deque()
@@ -76,11 +77,12 @@ class Simulation:
         """Note what drafts the pages allow when the sequence is asked how long they may be."""
         asked = sequence.most_nodes
 
-        def most_nodes(budget: int) -> int:
-            nodes = asked(budget)
-            assert nodes == min(self.plan.max_nodes, max(0, sequence.room - 1))
+        def most_nodes(budget: int, spread: int) -> int:
+            nodes = asked(budget, spread)
+            assert nodes == min(self.plan.max_nodes, max(0, sequence.room - 1 + self.plan.spread))
             reach, held = sequence.most_length, len(sequence.pages)
-            fits = -(-min(reach + nodes, sequence.max_length) // SIZE) - held <= self.pool.num_available
+            furthest = min(reach + nodes, sequence.max_length + self.plan.spread)
+            fits = -(-furthest // SIZE) - held <= self.pool.num_available
             self.fitting[sequence.request_id] = nodes if fits else max(0, min(nodes, held * SIZE - reach))
             return nodes
 
@@ -160,7 +162,8 @@ class Simulation:
                 assert work.start == sequence.num_launched and work.start + work.count <= len(sequence.tokens)
                 assert work.num_nodes == 0 or work.start + 1 == len(sequence.tokens), "only decoding sequences draft"
             start = len(real) - 1 if work.start is None else work.start
-            nodes = min(work.num_nodes, sequence.max_length - len(real) - 1)  # the device cuts what has no room
+            room = sequence.max_length - len(real) - 1 + self.plan.spread
+            nodes = min(work.num_nodes, room)  # the device cuts what has no room
             assert len(sequence.pages) * SIZE >= start + work.count + max(nodes, 0), "pages do not cover the work"
         rows = sum(work.count + work.num_nodes for sequence, work in planned if sequence.request_id in fitting)
         chunks = sum(work.count for sequence, work in planned if sequence.request_id not in fitting)
@@ -172,7 +175,7 @@ class Simulation:
             return []
         real = self.device[sequence.request_id]
         room = sequence.max_length - len(real)
-        accepted = self.random.randint(0, max(0, min(work.num_nodes, room - 1)))
+        accepted = self.random.randint(0, max(0, min(work.num_nodes, room - 1 + self.plan.spread)))
         new = [self.random.choice([7, 8]) for _ in range(accepted + 1)]
         real += new[:room]
         return new
@@ -198,7 +201,7 @@ class Simulation:
                 self.void += 1
                 continue
             start = len(sequence.tokens) - 1 if work.start is None else work.start
-            kept = list(decided)
+            kept = decided[: sequence.max_length - len(sequence.tokens)]  # of a tree more may be accepted than has room
             if kept and self.random.random() < 0.05:  # a stop token, somewhere in what was accepted
                 kept = kept[: self.random.randint(1, len(kept))]
                 sequence.finish_reason = "stop"

@@ -23,6 +23,7 @@ plans = st.builds(
     prefix_caching=st.booleans(),
     max_nodes=st.integers(0, 6),
     behind=st.integers(0, 2),
+    spread=st.sampled_from([0, 0, 1, 5]),
 )
 
 

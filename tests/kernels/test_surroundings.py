@@ -14,8 +14,8 @@ import torch
 
 from paceline import LLM, DraftModel, NGram, SamplingParams
 from paceline.drafters.first_of import FirstOf
+from paceline.engine.engine import FEW
 from paceline.engine.runner import Runner
-from paceline.kernels.threads import FEW
 from tests.fakes import tiny_model
 from tests.kernels.tiny import tokens
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
+import re
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,11 @@ import torch
 from safetensors.torch import load_file
 
 import paceline
+from paceline import drafters
+from paceline.drafters.checkpoint import Checkpoint
+from paceline.errors import CheckpointError
+from paceline.models import loader
+from tests.fakes import tiny_model
 from tests.models.folders import assert_works, configure, load, refuse, rewrite
 
 
@@ -27,6 +35,33 @@ def test_a_missing_path_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     refuse(tmp_path / "notes.txt", "notes.txt", ".gguf")
     refuse(tmp_path, "config.json")
+
+
+@pytest.fixture
+def forbidden(folder: Path) -> Iterator[Path]:
+    """A good folder that may not be entered by who runs the test, whoever that is: root may enter every one."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        closed = Path(shutil.copytree(folder, Path(name) / "closed"))
+        closed.chmod(0)
+        was_root = os.geteuid() == 0
+        if was_root:
+            os.seteuid(65534)
+        yield closed
+        if was_root:
+            os.seteuid(0)
+        closed.chmod(0o755)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="a system without such permissions")
+def test_a_folder_that_may_not_be_read_is_refused_by_its_path(forbidden: Path) -> None:
+    said = f"^{re.escape(str(forbidden))}(/inner)? cannot be read: Permission denied$"
+    for path in (forbidden, forbidden / "inner"):
+        for reader in (loader.find, drafters.make, Checkpoint):
+            with pytest.raises(CheckpointError, match=said):
+                reader(str(path))
+    with pytest.raises(CheckpointError, match=said):
+        loader.find(tiny_model(), tokenizer=str(forbidden))
 
 
 def test_a_folder_without_weights_is_refused(folder: Path) -> None:
