@@ -37,6 +37,9 @@ class ModelConfig:
     activation: str
     tie_embeddings: bool
     rope: RopeConfig = field(default_factory=RopeConfig)
+    local_rope: RopeConfig | None = None  # of layers with a window, where it is another
+    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    norm_offset: float = 0.0  # what a file's norms are to be added to
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False

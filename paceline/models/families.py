@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.kernels import Ops
-from paceline.models import gpt2, llama, opt
+from paceline.models import gemma3, gpt2, llama, opt
 from paceline.models.base import Model
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_names import GGUFNames
@@ -34,6 +34,13 @@ FAMILIES = {
         Family("qwen2", llama.Llama, llama.read_qwen, {**_NO_BIAS, "qkv_bias": True}, GGUFNames("qwen2", *llama.GGUF)),
         Family(
             "qwen3", llama.Llama, llama.read_qwen, {"mlp_bias": False, "qk_norm": True}, GGUFNames("qwen3", *llama.GGUF)
+        ),
+        Family(
+            "gemma3_text",
+            gemma3.Gemma3,
+            gemma3.read,
+            {**_NO_BIAS, "qk_norm": True},
+            GGUFNames("gemma3", *gemma3.GGUF, activation="gelu_new", more=gemma3.read_gguf),
         ),
         Family("gpt2", gpt2.GPT2, gpt2.read, _LEARNED),
         Family("opt", opt.OPT, opt.read, _LEARNED),

@@ -24,12 +24,12 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{label} lacks the matrix token_embd.weight, which this model needs")
-    heads = said.count("attention.head_count")
+    heads, num_layers = said.count("attention.head_count"), said.count("block_count")
     fields = {
         "architecture": family.model_type,
         "vocab_size": embedding.shape[0],
         "hidden_size": said.count("embedding_length"),
-        "num_layers": said.count("block_count"),
+        "num_layers": num_layers,
         "num_heads": heads,
         "num_kv_heads": said.count("attention.head_count_kv", heads),
         "head_dim": said.count("attention.key_length") if said.has("attention.key_length") else None,
@@ -41,7 +41,8 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
         "rope": _rope(said),
         "eos_ids": _end_ids(file.metadata, label),
     }
-    return make_config({**fields, **family.traits}, label)
+    more = {} if names.more is None else names.more(said.number, num_layers)
+    return make_config({**fields, **more, **family.traits}, label)
 
 
 @dataclass(frozen=True)

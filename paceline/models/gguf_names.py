@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class GGUFNames:
     layers: str = "model.layers"  # what Hugging Face's begin with
     interleaved: bool = False  # q and k rows alternate between the halves of a head
     activation: str = "silu"  # files do not say
+    more: Callable[[Callable[[str, float], float], int], dict[str, Any]] | None = None  # fields from other metadata
 
     def hugging_face(self, name: str) -> str:
         """A tensor's name in Hugging Face spelling; unknown ones stay as they are and will be reported as unused."""

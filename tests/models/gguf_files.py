@@ -55,14 +55,23 @@ MODELS = {
     "llama": (transformers.LlamaConfig, {}),
     "qwen2": (transformers.Qwen2Config, {}),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 32}),
+    "gemma3": (
+        transformers.Gemma3TextConfig,
+        {"head_dim": 32, "num_hidden_layers": 7, "sliding_window": 8, "query_pre_attn_scalar": 32},
+    ),
+}
+GEMMA = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
 
 
-def their_name(name: str) -> str:
+def their_name(name: str, model: str = "llama") -> str:
     stem, kind = name.rsplit(".", 1)
     if stem.startswith("model.layers."):
         _, _, number, rest = stem.split(".", 3)
-        return f"blk.{number}.{NAMES[rest]}.{kind}"
+        return f"blk.{number}.{({**NAMES, **GEMMA} if model == 'gemma3' else NAMES)[rest]}.{kind}"
     return f"{NAMES[stem]}.{kind}"
 
 
@@ -80,6 +89,10 @@ def write(path: Path, kind: str, quantise: gguf.GGMLQuantizationType | None, **c
         add(writer, key if key.startswith("tokenizer.") else f"{kind}.{key}", value)
     for name, tensor in model.state_dict().items():
         data = tensor.numpy()
+        if kind == "gemma3" and name == "lm_head.weight":
+            continue  # the embedding again
+        if kind == "gemma3" and data.ndim == 1:
+            data = data + 1  # what norms are multiplied with
         packs = quantise is not None and data.ndim == 2 and data.shape[1] % 32 == 0
         if packs:
             packed = gguf.quants.quantize(data, quantise)
@@ -87,9 +100,9 @@ def write(path: Path, kind: str, quantise: gguf.GGMLQuantizationType | None, **c
         if kind == "llama" and (".q_proj" in name or ".k_proj" in name):
             data = interleave(data, 4 if ".q_proj" in name else 2)
         if packs:
-            writer.add_tensor(their_name(name), gguf.quants.quantize(data, quantise), raw_dtype=quantise)
+            writer.add_tensor(their_name(name, kind), gguf.quants.quantize(data, quantise), raw_dtype=quantise)
         else:
-            writer.add_tensor(their_name(name), data)
+            writer.add_tensor(their_name(name, kind), data)
     finish(writer)
     return model
 
@@ -97,7 +110,7 @@ def write(path: Path, kind: str, quantise: gguf.GGMLQuantizationType | None, **c
 def make(kind: str) -> Any:
     torch.manual_seed(0)
     config_class, extra = MODELS[kind]
-    model = transformers.AutoModelForCausalLM.from_config(config_class(**SHAPE, **extra)).eval().float()
+    model = transformers.AutoModelForCausalLM.from_config(config_class(**{**SHAPE, **extra})).eval().float()
     for parameter in model.parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, 1.0, 0.2)
@@ -106,15 +119,16 @@ def make(kind: str) -> Any:
 
 def metadata(config: Any, kind: str) -> dict[str, Any]:
     return {
-        "block_count": 2,
+        "block_count": config.num_hidden_layers,
         "context_length": 128,
         "embedding_length": 64,
         "feed_forward_length": 96,
         "attention.head_count": 4,
         "attention.head_count_kv": 2,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "attention.key_length": 32 if kind == "qwen3" else None,
-        "rope.freq_base": 10000.0,
+        "attention.key_length": None if kind in ("llama", "qwen2") else 32,
+        "attention.sliding_window": 8 if kind == "gemma3" else None,
+        "rope.freq_base": 1e6 if kind == "gemma3" else 10000.0,
         "tokenizer.ggml.eos_token_id": 2,
     }
 

@@ -47,6 +47,19 @@ CONFIGS = {
     "qwen2": transformers.Qwen2Config(**GATED),
     "qwen2_window": transformers.Qwen2Config(**GATED, use_sliding_window=True, sliding_window=8, max_window_layers=1),
     "qwen3": transformers.Qwen3Config(**GATED, head_dim=16),
+    "gemma3": transformers.Gemma3TextConfig(
+        **{**GATED, "num_hidden_layers": 7}, head_dim=16, sliding_window=8, query_pre_attn_scalar=24
+    ),
+    "gemma3_linear_rope": transformers.Gemma3TextConfig(
+        **GATED,
+        head_dim=16,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+        },
+    ),
     "gpt2": transformers.GPT2Config(
         vocab_size=97, n_embd=32, n_layer=3, n_head=4, n_positions=256, initializer_range=0.2, eos_token_id=2
     ),
