@@ -147,7 +147,8 @@ class DraftContext:
     def _widen(self, logits: Tensor, ids: Tensor) -> Tensor:
         """[B, P, V'] → [B, P, V]: a token the drafter does not know has no chance."""
         shape = (*logits.shape[:2], self._state.vocab_size)
-        return torch.full(shape, float("-inf"), device=logits.device).index_copy_(2, ids, logits.float())
+        nothing = torch.full(shape, float("-inf"), dtype=torch.float32, device=logits.device)
+        return nothing.index_copy_(2, ids, logits.float())
 
     def scores(self) -> Tensor:
         found = self._scored
