@@ -204,6 +204,14 @@ class Context(Protocol):
         """[B, n] for each node drawn so far the log-probability of its path, as the drafter sees it."""
         ...
 
+    def likely(self, least: float) -> Tensor:
+        """[B] how many drafts of a chain come before the drafter gives all of it so far a chance below `least`.
+
+        Under a rule that asks for the distribution of draws, one more: whether a draft is proposed may depend on those
+        before it, never on itself. Else what it would have been unlikely to say would be said too seldom.
+        """
+        ...
+
     def drawn(self, name: str, *, chain: bool = True, keep: int | None = None, most: Tensor | None = None) -> Proposal:
         """The nodes drawn so far, as a proposal; chain: one child at a time, each of the one before.
 

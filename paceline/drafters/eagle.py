@@ -64,6 +64,8 @@ class Eagle:
         check_number("min_probability", self.min_probability, 0.0, 1.0)
         if self.tree not in SHAPES:
             raise OptionError(f"tree={self.tree!r} is not allowed; allowed: {', '.join(SHAPES)}")
+        if self.tree != "chain" and self.min_probability:
+            raise OptionError(f"min_probability is for chains, and tree={self.tree!r} is none; give one of the two")
         eagle_form.read_ids(self.layer_ids)
         check_packing(self.quantization)
 
@@ -127,6 +129,7 @@ class EagleDrafter(StateReader):
         root = Frontier(torch.full_like(context.slots, ROOT)[:, None], logits[:, None], states[:, None], None)
         if self.network.form.mask is not None:
             self._draw_parallel(context, root, most)
+            most = self._likely(context, most)
         elif self.config.tree == "static":
             self._fill(context, root, most)
         elif self.config.tree == "dynamic":
@@ -162,9 +165,8 @@ class EagleDrafter(StateReader):
 
     def _likely(self, context: Context, most: Tensor) -> Tensor:
         """[B] of a chain as many drafts as are likely enough, all before them included."""
-        if not self.config.min_probability:
-            return most
-        return torch.minimum(most, (context.scores().exp() >= self.config.min_probability).cumprod(1).sum(1))
+        least = self.config.min_probability
+        return torch.minimum(most, context.likely(least)) if least else most
 
     def _draw_parallel(self, context: Context, root: Frontier, most: Tensor) -> None:
         """P-EAGLE: the places behind the newest token hold masks, and one pass gives the drafts behind each."""

@@ -163,6 +163,10 @@ class DraftContext:
         self._processed.clear()
         return found
 
+    def likely(self, least: float) -> Tensor:
+        found: Tensor = (self.scores().exp() >= least).cumprod(1).sum(1)
+        return found + 1 if self._keep_probs else found
+
     def drawn(self, name: str, *, chain: bool = True, keep: int | None = None, most: Tensor | None = None) -> Proposal:
         chain = chain and self._single and keep is None
         budgets = self.budgets if most is None else torch.minimum(self.budgets, most)

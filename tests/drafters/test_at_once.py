@@ -144,6 +144,23 @@ def test_both_ways_end_chains_at_the_same_drafts(monkeypatch: pytest.MonkeyPatch
     assert seen[0] == seen[1]
 
 
+def test_a_chain_drafted_in_parallel_ends_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, counts = run(tiny_llm(kernels="native"), settings()), []
+    for least in (0.0, 0.02, 1.0):
+        llm = tiny_llm(Eagle(tiny_eagle("parallel"), 4, min_probability=least), kernels="native")
+        with watched(monkeypatch, at_once=True) as (drafts, calls):
+            assert run(llm, settings()) == wanted
+        assert not calls
+        counts.append(sum(len(tokens) for round in drafts for tokens in round))
+    assert counts[0] > counts[1] > counts[2] == 0
+
+
+@pytest.mark.parametrize("tree", ["static", "dynamic"])
+def test_trees_do_not_end_where_chains_would(tree: str) -> None:
+    with pytest.raises(OptionError, match=f"min_probability is for chains, and tree='{tree}' is none; give one"):
+        Eagle("somewhere", tree=tree, min_probability=0.1)
+
+
 @pytest.mark.parametrize("given", [-0.1, 1.5, "much", True, float("nan")])
 def test_a_probability_lies_between_0_and_1(given: Any) -> None:
     with pytest.raises(OptionError, match=r"^min_probability=.* is not allowed; allowed: a number from 0 up to 1$"):
