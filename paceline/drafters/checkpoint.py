@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paceline.drafters.base import Target
@@ -83,6 +84,27 @@ class Checkpoint:
         self.shape(name)
         found = self.source.read(name)
         return found if isinstance(found, Tensor) else found.dequantize()
+
+    def token_ids(self, name: str, size: int, targets: int) -> Tensor:
+        """[size] the target's id of each row of a head that knows some tokens, each row another.
+
+        d2t says how much is added to a row's own number, so that ids rise; t2d, where there is one, which they are.
+        """
+        ids = self.tensor(name).to(torch.int64).flatten()
+        if name == "d2t":
+            ids = ids + torch.arange(len(ids), device=ids.device)
+        fits = len(set(ids.tolist())) == len(ids) == size and 0 <= int(ids.min()) <= int(ids.max()) < targets
+        if fits and name == "d2t":
+            fits = torch.equal(ids, ids.sort().values)
+        if fits and name == "d2t" and self.has("t2d"):
+            told = self.tensor("t2d").flatten().bool()
+            self.check("a vocabulary of", len(told), targets)
+            unfilled = size == targets and not told.any()  # all tokens: some files leave the maps at zero
+            fits = unfilled or torch.equal(ids, told.nonzero()[:, 0])
+        if not fits:
+            wanted = f"each of the head's {size} rows another token of the target's {targets}"
+            raise CheckpointError(f"{self.label}: {name} does not give {wanted}")
+        return ids
 
     def check(self, what: str, own: int, targets: int) -> None:
         """Refuse a drafter that was made for another target."""

@@ -262,7 +262,5 @@ def read_vocabulary(files: Checkpoint, config: ModelConfig, target: Target) -> V
     if not files.has("d2t"):
         files.check("a vocabulary of", config.vocab_size, sizes[0])
         return VocabularyMap((own, own), sizes, 0, target.device)
-    theirs = own + files.tensor("d2t").long()
-    if len(theirs) != len(own) or not 0 <= int(theirs.min()) <= int(theirs.max()) < sizes[0]:
-        raise CheckpointError(f"{files.label}: its d2t names ids that a vocabulary of {sizes[0]} does not hold")
+    theirs = files.token_ids("d2t", config.vocab_size, sizes[0])
     return VocabularyMap((own, theirs), sizes, 0, target.device)

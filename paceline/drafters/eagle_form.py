@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from paceline.drafters.base import FINAL, Target
@@ -213,26 +212,11 @@ def _mask(checkpoint: Checkpoint, fields: Mapping[str, Any], target: Target) -> 
 
 def read_vocabulary(checkpoint: Checkpoint, size: int, targets: int) -> Tensor | None:
     """The target's id of each of a head's `size` rows; None: they are the target's own rows."""
-    name = "d2t" if checkpoint.has("d2t") else "token_map" if checkpoint.has("token_map") else None
+    name = next((name for name in ("d2t", "token_map") if checkpoint.has(name)), None)
     if name is None:
         checkpoint.check("a vocabulary of", size, targets)
         return None
-    ids = checkpoint.tensor(name).to(torch.int64).flatten()
-    if name == "d2t":  # offsets
-        ids = ids + torch.arange(len(ids))
-    wrong = len(ids) != size or bool((ids < 0).any()) or bool((ids >= targets).any())
-    if name == "d2t" and not wrong:
-        wrong = bool((ids[1:] <= ids[:-1]).any())
-    if not wrong and checkpoint.has("t2d"):
-        member = torch.zeros(targets, dtype=torch.bool).index_fill(0, ids, True)
-        told = checkpoint.tensor("t2d").flatten().bool()
-        checkpoint.check("a vocabulary of", len(told), targets)
-        wrong = not torch.equal(member, told)
-    if wrong:
-        raise CheckpointError(
-            f"{checkpoint.label}: {name} does not give each of the head's {size} rows a token of the target's {targets}"
-        )
-    return ids
+    return checkpoint.token_ids(name, size, targets)
 
 
 def read_ids(value: Any) -> tuple[int, ...] | None:

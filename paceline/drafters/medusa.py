@@ -146,10 +146,7 @@ class MedusaDrafter(StateKeeper):
         own = next(iter(sizes - {wanted}))
         if own > wanted or len(sizes) > 1 or not checkpoint.has(TOKEN_MAP):
             checkpoint.check("vocabulary size", own, wanted)
-        found = checkpoint.tensor(TOKEN_MAP).long()
-        if tuple(found.shape) != (own,) or not bool(((found >= 0) & (found < wanted)).all()):
-            raise CheckpointError(f"{checkpoint.label}: {TOKEN_MAP} must give {own} ids below {wanted}")
-        return found.to(target.device)
+        return checkpoint.token_ids(TOKEN_MAP, own, wanted).to(target.device)
 
     def attach(self, target: Target, cache: KVCache) -> None:
         super().attach(target, cache)

@@ -179,7 +179,7 @@ REFUSALS: list[tuple[dict[str, Any], State, dict[str, Any], str]] = [
         dflash_config(),
         {**dflash_state(own=40), "d2t": torch.full((40,), VOCAB)},
         {},
-        "its d2t names ids that a vocabulary of 97 does not hold",
+        "d2t does not give each of the head's 40 rows another token of the target's 97",
     ),
     (dflash_config(), {**dflash_state(), "more": torch.zeros(1)}, {}, "tensors that no drafter of this kind has: more"),
 ]

@@ -211,7 +211,8 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: Medusa(changed({"0.0.linear.weight": torch.zeros(48, 48)})), "hidden size 48, but this one has 32"),
     (lambda: Medusa(changed({"2.1.weight": torch.zeros(104, 32)})), "vocabulary size 104, but this one has 97"),
     (lambda: Medusa(mapped({"token_map": None})), "vocabulary size 40, but this one has 97"),
-    (lambda: Medusa(mapped({"token_map": torch.full((40,), VOCAB)})), "token_map must give 40 ids below 97"),
+    (lambda: Medusa(mapped({"token_map": torch.full((40,), VOCAB)})), "token_map does not give .* 40 rows another"),
+    (lambda: Medusa(mapped({"token_map": torch.arange(40) // 2})), "token_map does not give each .* 40 rows another"),
     (lambda: Medusa(write({"medusa_num_heads": 3}, {"x": torch.zeros(1)})), "holds no Medusa head"),
 ]
 
