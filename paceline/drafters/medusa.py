@@ -77,17 +77,21 @@ class Layout:
         if not self.layers:
             raise CheckpointError(f"{checkpoint.label} holds no Medusa head: no tensor such as 0.0.linear.weight")
 
-    def find_out(self, head: int) -> str | None:
-        """A head's own output matrix, the one that all heads share, or None: the target's."""
-        names = [self.out.format(head=number, layer=self.layers.get(head, 0)) + ".weight" for number in (head, 0)]
-        shared = self.out.startswith("lm_heads")
-        return next((name for name in names[: 1 + shared] if self.checkpoint.has(name)), None)
+    def find_outs(self, num_heads: int) -> list[str | None]:
+        """Each head's output matrix: its own, the one that all share, or None: the target's; for all of them alike."""
+        names = [self.out.format(head=head, layer=self.layers.get(head, 0)) + ".weight" for head in range(num_heads)]
+        there = [self.checkpoint.has(name) for name in names]
+        if not any(there):
+            return [None] * num_heads
+        if self.out.startswith("lm_heads") and there[0] and not any(there[1:]):
+            return [*names[:1]] * num_heads
+        return [*names]  # whoever reads one that is not there says so
 
     def read(self, weights: Weights, target: Target, num_heads: int) -> list[MedusaHead]:
         hidden = target.model.tap_width(FINAL)
-        read: dict[str, Weight] = {}
+        read: dict[str | None, Weight] = {None: target.model.head}
         heads = []
-        for head in range(num_heads):
+        for head, out in enumerate(self.find_outs(num_heads)):
             names = [self.block.format(head=head, layer=layer) for layer in range(self.layers.get(head, 1))]
             blocks = [
                 Linear(
@@ -96,10 +100,9 @@ class Layout:
                 )
                 for name in names
             ]
-            out = self.find_out(head)
             if out is not None and out not in read:
                 read[out] = weights.matrix([out], [(self.checkpoint.shape(out)[0], hidden)])
-            heads.append(MedusaHead(blocks, target.model.head if out is None else read[out]))
+            heads.append(MedusaHead(blocks, read[out]))
         return heads
 
 

@@ -207,6 +207,8 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: Medusa(medusa()[0], tree=[(0,), 1]), "is not a tree; allowed: rank tuples"),
     (lambda: Medusa(medusa()[0], -1), "num_draft_tokens=-1 is not allowed"),
     (lambda: Medusa(changed({"1.0.linear.weight": None})), r"lacks the tensor 1\.0\.linear\.weight"),
+    (lambda: Medusa(changed({"1.1.weight": None})), r"lacks the tensor 1\.1\.weight"),
+    (lambda: Medusa(mapped({"lm_heads.2.weight": None})), r"lacks the tensor lm_heads\.2\.weight"),
     (lambda: Medusa(changed({"odd.weight": torch.zeros(2)})), r"holds tensors that no drafter .*: odd\.weight"),
     (lambda: Medusa(changed({"0.0.linear.weight": torch.zeros(48, 48)})), "hidden size 48, but this one has 32"),
     (lambda: Medusa(changed({"2.1.weight": torch.zeros(104, 32)})), "vocabulary size 104, but this one has 97"),
