@@ -8,14 +8,15 @@ one that never guesses right. Knows files and names; must not know any format.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.drafters.base import Target
-from paceline.errors import CheckpointError, OptionError
+from paceline.errors import CheckpointError, OptionError, PacelineError
 from paceline.kernels import select
 from paceline.kernels.ops import Packed, Weight
 from paceline.kernels.quantise import METHODS
@@ -23,6 +24,7 @@ from paceline.models import loader
 from paceline.models.json_file import read_object
 from paceline.models.sources import FolderSource
 from paceline.models.weights import Source, Weights
+from paceline.params import check_count
 
 FLOATS = "none"  # the packing that packs nothing
 
@@ -66,6 +68,16 @@ class Checkpoint:
         self.config: dict[str, Any] = read_object(where) if where.is_file() else {}
         self.source = Renamed(FolderSource(self.path, files), strip, only)
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around what makes sense of a config: a value of the wrong kind is told in a sentence."""
+        try:
+            yield
+        except PacelineError:
+            raise
+        except (AttributeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self.label}: its config has a value that cannot be used: {error}") from None
+
     def names(self, pattern: str) -> list[str]:
         """The tensors whose names a pattern matches whole, sorted."""
         return sorted(name for name in self.source.names() if re.fullmatch(pattern, name))
@@ -78,6 +90,13 @@ class Checkpoint:
         if not self.has(name):
             raise CheckpointError(f"{self.label} lacks the tensor {name}, which this drafter needs")
         return tuple(self.source.read(name).shape)
+
+    def matrix(self, name: str) -> tuple[int, int]:
+        """A matrix's shape."""
+        shape = self.shape(name)
+        if len(shape) != 2:
+            raise CheckpointError(f"{self.label}: tensor {name} has shape {list(shape)}, but must be a matrix")
+        return shape
 
     def tensor(self, name: str) -> Tensor:
         """A tensor as it stands in the file, for what is no weight (maps, masks)."""
@@ -135,9 +154,23 @@ def check_packing(quantization: str) -> None:
         raise OptionError(f"quantization={quantization!r} is not known; allowed: {', '.join(METHODS)}, {FLOATS}")
 
 
+def check_options(num_draft_tokens: Any, quantization: str) -> None:
+    """Of a drafter whose checkpoint says how long its drafts are, unless a user does."""
+    if num_draft_tokens is not None:
+        check_count("num_draft_tokens", num_draft_tokens, 1)
+    check_packing(quantization)
+
+
+def chain_length(asked: int | None, most: int, label: str) -> int:
+    """As long as asked for, or as the checkpoint can; more is refused."""
+    if asked is not None and asked > most:
+        raise OptionError(f"num_draft_tokens={asked} is too many: {label} drafts {most} at most")
+    return asked or most
+
+
 def packing(quantization: str, target: Target) -> str | None:
     """The same as kernels are told it; only the native ones pack."""
     return None if quantization == FLOATS or target.model.ops.name != "native" else quantization
 
 
-__all__ = ["Checkpoint", "Renamed", "check_packing", "own_or_borrowed", "packing"]
+__all__ = ["Checkpoint", "Renamed", "chain_length", "check_options", "check_packing", "own_or_borrowed", "packing"]

@@ -95,7 +95,8 @@ class EagleDrafter(StateReader):
         config = self.config
         checkpoint = Checkpoint(config.model, strip=eagle_form.STRIPPED)
         given = Overrides(eagle_form.read_ids(config.layer_ids), config.norm_before_residual)
-        form = eagle_form.read(checkpoint, target, given)
+        with checkpoint.reading():
+            form = eagle_form.read(checkpoint, target, given)
         if form.mask is not None and self.trees:
             raise OptionError(
                 f"{checkpoint.label} drafts in parallel; tree={config.tree!r} is not allowed; allowed: chain"

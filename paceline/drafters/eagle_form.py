@@ -70,8 +70,8 @@ def read(checkpoint: Checkpoint, target: Target, given: Overrides) -> Form:
     """The checkpoint's form, once it fits the target."""
     fields = spelled_out(checkpoint.config)
     first = _find(checkpoint, FIRST_LAYERS, "self_attn.q_proj.weight")
-    rows, columns = _matrix(checkpoint, f"{first}self_attn.q_proj.weight")
-    hidden, _ = _matrix(checkpoint, f"{first}self_attn.o_proj.weight")
+    rows, columns = checkpoint.matrix(f"{first}self_attn.q_proj.weight")
+    hidden, _ = checkpoint.matrix(f"{first}self_attn.o_proj.weight")
     if columns not in (hidden, 2 * hidden):
         raise CheckpointError(
             f"{checkpoint.label}: attention reads {columns} values, but EAGLE's reads {hidden}, EAGLE-3's {2 * hidden}"
@@ -84,7 +84,7 @@ def read(checkpoint: Checkpoint, target: Target, given: Overrides) -> Form:
     return Form(
         third=third,
         hidden=hidden,
-        wide=_matrix(checkpoint, f"{first}mlp.up_proj.weight")[0],
+        wide=checkpoint.matrix(f"{first}mlp.up_proj.weight")[0],
         heads=_heads(checkpoint, fields, first, rows),
         num_layers=max(1, len(layers) + (first != "layers.0.")),
         eps=float(fields.get("rms_norm_eps") or 1e-6),
@@ -131,7 +131,7 @@ def _heads(checkpoint: Checkpoint, fields: Mapping[str, Any], first: str, rows: 
         width = checkpoint.shape(norm)[0]
     elif width is None and is_whole(count) and count >= 1:
         width = rows // count
-    keys, _ = _matrix(checkpoint, f"{first}self_attn.k_proj.weight")
+    keys, _ = checkpoint.matrix(f"{first}self_attn.k_proj.weight")
     if (
         not is_whole(width)
         or width < 2
@@ -156,9 +156,9 @@ def _states(
     they begin with 1, and the state is one boundary on.
     """
     last, width = target.model.config.num_layers, target.model.config.hidden_size
-    if fields.get("use_aux_hidden_state") is False or fusion is None:
+    if fields.get("use_aux_hidden_state") is False:
         return (FINAL,)
-    _, columns = _matrix(checkpoint, f"{fusion}weight")
+    _, columns = checkpoint.matrix(f"{fusion or FUSIONS[0]}weight")
     if columns % width:
         raise CheckpointError(
             f"{checkpoint.label} was made for another target: it reads {columns} values of a token's states, which is "
@@ -198,10 +198,12 @@ def _state_norms(checkpoint: Checkpoint, fields: Mapping[str, Any], count: int) 
 
 
 def _mask(checkpoint: Checkpoint, fields: Mapping[str, Any], target: Target) -> int | None:
-    if not checkpoint.has("mask_hidden"):
-        return None
+    """The token that stands where none is known yet, of a head that drafts in parallel."""
     names = ("mask_token_id", "pard_token", "ptd_token_id")
     found: Any = next((fields[name] for name in names if fields.get(name) is not None), None)
+    if found is None and not checkpoint.has("mask_hidden"):
+        return None
+    checkpoint.shape("mask_hidden")
     size = target.model.config.vocab_size
     if not is_whole(found) or not 0 <= found < size:
         raise CheckpointError(
@@ -247,10 +249,3 @@ def _find(checkpoint: Checkpoint, prefixes: tuple[str, ...], name: str) -> str:
     if found is None:
         raise CheckpointError(f"{checkpoint.label} lacks the tensor {prefixes[1]}{name}, which this drafter needs")
     return found
-
-
-def _matrix(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
-    shape = checkpoint.shape(name)
-    if len(shape) != 2:
-        raise CheckpointError(f"{checkpoint.label}: tensor {name} has shape {list(shape)}, but must be a matrix")
-    return shape

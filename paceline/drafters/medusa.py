@@ -16,9 +16,9 @@ from paceline.cache.kv import KVCache
 from paceline.drafters import table
 from paceline.drafters.base import FINAL, Context, Needs, Target
 from paceline.drafters.checkpoint import Checkpoint
-from paceline.drafters.heads import StaticHeads, chain_length, draw_next, fitting_tree, run_head
+from paceline.drafters.heads import StaticHeads, draw_next, run_head
 from paceline.drafters.states import StateKeeper
-from paceline.drafters.static_tree import Seats, StaticTree, find_tree
+from paceline.drafters.static_tree import Seats
 from paceline.drafters.tree import Proposal
 from paceline.errors import CheckpointError
 from paceline.kernels.ops import Forward, Weight
@@ -101,7 +101,7 @@ class Layout:
                 for name in names
             ]
             if out is not None and out not in read:
-                read[out] = weights.matrix([out], [(self.checkpoint.shape(out)[0], hidden)])
+                read[out] = weights.matrix([out], [(self.checkpoint.matrix(out)[0], hidden)])
             heads.append(MedusaHead(blocks, read[out]))
         return heads
 
@@ -113,8 +113,7 @@ class MedusaDrafter(StateKeeper):
 
     def __init__(self, config: Medusa) -> None:
         self.config = config
-        self.tree: StaticTree | None = None if config.tree is None else find_tree(config.tree)
-        self.trees = self.tree is not None
+        self.trees = config.tree is not None
         self.max_nodes = config.num_draft_tokens or 1  # until `plan` has seen the checkpoint
 
     def plan(self, target: Target) -> Needs:
@@ -122,24 +121,17 @@ class MedusaDrafter(StateKeeper):
         checkpoint = Checkpoint(self.config.model, kind.files if kind else (), PREFIX)
         layout = Layout(checkpoint)
         first = layout.block.format(head=min(layout.layers), layer=0) + ".weight"
-        checkpoint.check("hidden size", checkpoint.shape(first)[1], target.model.tap_width(FINAL))
+        checkpoint.check("hidden size", checkpoint.matrix(first)[1], target.model.tap_width(FINAL))
         num_heads = max(layout.layers) + 1
-        self._choose_shape(checkpoint, num_heads)
+        self.tree, self.max_nodes = self.config.fit(num_heads, checkpoint.label)
         weights = checkpoint.weights(target, self.config.quantization)
         self.heads, self._ops = layout.read(weights, target, num_heads), weights.ops
-        self._scale = float(checkpoint.config.get("logit_scale") or 1.0)
+        with checkpoint.reading():
+            self._scale = float(checkpoint.config.get("logit_scale") or 1.0)
         self._map = self._read_map(checkpoint, target)
         whole = checkpoint.names(r"(model|transformer|lm_head)\..*")  # a model, with heads beside it
         checkpoint.finish(weights, BESIDE if whole else TOKEN_MAP)
         return super().plan(target)
-
-    def _choose_shape(self, checkpoint: Checkpoint, num_heads: int) -> None:
-        asked, label = self.config.num_draft_tokens, checkpoint.label
-        if self.tree is None:
-            self.max_nodes = chain_length(asked, num_heads, label)
-            return
-        self.tree = fitting_tree(self.tree, asked, num_heads, label)
-        self.max_nodes = len(self.tree.nodes)
 
     def _read_map(self, checkpoint: Checkpoint, target: Target) -> Tensor | None:
         """[Vd] target ids of a vocabulary that was cut down; None: the heads have the target's own."""
