@@ -196,7 +196,8 @@ class Context(Protocol):
         """Have a chain of max_nodes drawn by kernels that can: run(how tokens are picked) -> drafts.
 
         [B] how many each has; None: nothing was drawn and `run` not called, because something besides temperature and
-        noise has a part in the picking, or the rule asks for distributions. Nothing may be drawn afterwards.
+        noise has a part in the picking, the rule asks for distributions, or the device is ahead of the host. Nothing
+        may be drawn afterwards.
         """
         ...
 

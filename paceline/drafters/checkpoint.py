@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,8 +60,10 @@ class Renamed:
 class Checkpoint:
     """A drafter's files. `files`: names of weight files that its format has beside the usual ones."""
 
-    def __init__(self, model: str, files: tuple[str, ...] = (), strip: str = "", only: str = "") -> None:
-        self.path = loader.locate(model)
+    def __init__(self, model: str | Path, files: tuple[str, ...] = (), strip: str = "", only: str = "") -> None:
+        if not isinstance(model, str | Path):
+            raise OptionError(f"model must be a folder or a hub id, not {type(model).__name__}")
+        self.path = loader.locate(str(model))
         self.label = str(self.path)
         if not self.path.is_dir():
             raise CheckpointError(f"{self.label} is no folder; a drafter of this kind is a folder with a config.json")

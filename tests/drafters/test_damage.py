@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline import DFlash, Eagle, Glide, Hydra, Medusa, MLPSpeculator, Pard
+from paceline import DFlash, DraftModel, Eagle, Glide, Hydra, Medusa, MLPSpeculator, Pard
 from paceline.errors import PacelineError
 from paceline.testing import tiny_llm
 from tests.drafters.tiny_eagle import tiny_eagle
@@ -90,3 +90,18 @@ def test_a_tensor_that_is_missing_or_of_another_shape_is_refused_in_a_sentence(n
         assert try_loading(make, path) == (key in ("t2d", "fc.bias")), f"{key}: the only ones that need not be there"
     save_file(tensors, file)
     assert try_loading(make, path)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_folder_may_be_given_as_a_path_and_nothing_that_is_none(name: str) -> None:
+    make, written = HEADS[name]
+    tiny_llm(make(Path(written())), kernels="torch")  # type: ignore[arg-type]
+    wrong: Any
+    for wrong in (5, None, ["head"], {"a": 1}):
+        with pytest.raises(PacelineError, match=r"^model must be a .*, not "):
+            tiny_llm(make(wrong), kernels="torch")
+
+
+def test_a_draft_model_given_as_a_path_is_no_head() -> None:
+    with pytest.raises(PacelineError, match="holds an EAGLE drafter, not a draft model"):
+        tiny_llm(DraftModel(Path(tiny_eagle("third"))), kernels="torch")
