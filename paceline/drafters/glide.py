@@ -32,7 +32,7 @@ from paceline.models.weights import Weights
 from paceline.params import check_count
 
 # CAPE: by tenths of the likeliest token's probability, how many tokens are tried at that depth.
-CANDIDATES = (8, 8, 8, 6, 6, 6, 4, 4, 2, 2, 2)
+TRIED = (8, 8, 8, 6, 6, 6, 4, 4, 2, 2, 2)
 MORE = (1, 2, 2, 2)  # siblings drawn at a time: 2, 4, 6 and 8 of them with the first
 
 
@@ -115,7 +115,7 @@ class GlideDrafter(ChainReader):
         super().__init__(config.num_draft_tokens)
         self.config, self.trees = config, config.cape
         if config.cape:
-            self.max_nodes = self.depth * max(CANDIDATES)
+            self.max_nodes = self.depth * max(TRIED)
 
     def plan(self, target: Target) -> Needs:
         files = Checkpoint(self.config.model, strip=r"small_model\.", only=r"(?!large_model\.)")
@@ -137,7 +137,7 @@ class GlideDrafter(ChainReader):
 
     def attach(self, target: Target, cache: KVCache) -> None:
         self.open(target, cache, self._specs, target.max_model_len)
-        self._candidates = torch.tensor(CANDIDATES).to(target.device)
+        self._tried = torch.tensor(TRIED).to(target.device)
 
     def propose(self, context: Context) -> Proposal:
         self._lengths = context.table.lengths
@@ -161,7 +161,7 @@ class GlideDrafter(ChainReader):
         The chain comes first, then the second tokens of all depths, and so on: a small budget cuts the unlikely ones.
         """
         confidence = torch.softmax(logits.float(), dim=-1).amax(-1)  # [B, D]
-        totals = self._candidates[(10 * confidence).long().clamp(0, 10)]
+        totals = self._tried[(10 * confidence).long().clamp(0, 10)]
         parents = torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand_as(tokens)
         left, count = logits.scatter(2, tokens[:, :, None], float("-inf")), 1
         for more in MORE:
