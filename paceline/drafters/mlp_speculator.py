@@ -211,7 +211,7 @@ class MLPSpeculatorDrafter(StateKeeper):
     def _draw_at_once(self, context: Context, most: Tensor, picking: Picking | None) -> Drafts:
         """By kernels that draw a chain in one call."""
         table, lengths = context.table, context.lengths
-        links = [Link(step, step.head) for step in self.steps[: context.max_nodes]]
+        links = [Link(step, step.head) for step in self.steps[: min(context.max_nodes, self.max_nodes)]]
         ends, page = lengths - 1 + most, table.max_length + 1  # it has no cache: nothing is looked up
         nowhere = Feeding(context.slots, lengths, ends, lengths, table.pages.tensor, page)
         given = {"states": self.newest(context)}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, DraftModel, Eagle, SamplingParams
+from paceline.engine.budget import FixedBudget
 from paceline.engine.context import DraftContext
 from paceline.errors import OptionError
 from paceline.kernels.cpu.library import library
@@ -105,6 +106,23 @@ def test_requests_with_other_processors_are_drawn_step_by_step(
     with watched(monkeypatch, at_once=True) as (drafts, calls):
         assert run(llm, asked) == wanted
     assert not calls and drafts
+
+
+@pytest.mark.parametrize("name", ["draft_model", "glide", "mlp_speculator"])
+def test_a_budget_beyond_what_a_drafter_drafts_makes_no_longer_chains(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, seen = run(tiny_llm(kernels="native"), settings()), []
+    for at_once in (True, False):
+        llm = tiny_llm(DRAFTERS[name]({}), kernels="native")
+        assert llm.engine.drafter is not None
+        most = llm.engine.drafter.max_nodes
+        llm.engine.budget = FixedBudget(most + 3)
+        with watched(monkeypatch, at_once) as (drafts, _):
+            assert run(llm, settings()) == wanted
+        assert max(len(tokens) for round in drafts for tokens in round) == most
+        seen.append(drafts)
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
