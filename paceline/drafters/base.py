@@ -198,12 +198,21 @@ class Context(Protocol):
         """Have a chain of max_nodes drawn by kernels that can: run(how tokens are picked) -> drafts.
 
         [B] how many each has; None: nothing was drawn and `run` not called, because something besides temperature and
-        noise has a part in the picking, or the rule asks for distributions. Nothing may be drawn afterwards.
+        noise has a part in the picking, the rule asks for distributions, or the device is ahead of the host. Nothing
+        may be drawn afterwards.
         """
         ...
 
     def scores(self) -> Tensor:
         """[B, n] for each node drawn so far the log-probability of its path, as the drafter sees it."""
+        ...
+
+    def likely(self, least: float) -> Tensor:
+        """[B] how many drafts of a chain come before the drafter gives all of it so far a chance below `least`.
+
+        Under a rule that asks for the distribution of draws, one more: whether a draft is proposed may depend on those
+        before it, never on itself. Else what it would have been unlikely to say would be said too seldom.
+        """
         ...
 
     def drawn(self, name: str, *, chain: bool = True, keep: int | None = None, most: Tensor | None = None) -> Proposal:

@@ -146,7 +146,7 @@ class CachedDrafter(QuietDrafter):
         return pack_rows(places, context.slots, context.lengths, table, self._cache.pool.block_size, given)
 
     def _pack(self, work: list[Work], table: Slots, nodes: Nodes | None) -> Batch:
-        first = self.first[torch.tensor([item.slot for item in work], dtype=torch.int64)]
+        first = self.first[torch.tensor([item.slot for item in work], dtype=torch.int64, device=self.first.device)]
         return pack(work, table, self._cache.pool.block_size, nodes, first=first)
 
     def _pack_ahead(

@@ -59,7 +59,8 @@ class ChainReader(TokenReader):
     def _draw_at_once(self, context: Context, most: Tensor, picking: Picking | None) -> Drafts:
         """By kernels that draw a chain in one call, once what is unread was read."""
         finals = self.read_finals(context)
-        links = [Link(self.model if step else None, self.model.head) for step in range(context.max_nodes)]
+        steps = min(context.max_nodes, self.depth)
+        links = [Link(self.model if step else None, self.model.head) for step in range(steps)]
         given = self.chain_inputs(context)
         chain = Chain(links, self.feeding(context, most), finals=finals, named=given, picking=picking)
         drafts = self.model.ops.chain(chain, self._caches)

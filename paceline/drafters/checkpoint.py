@@ -8,13 +8,16 @@ one that never guesses right. Knows files and names; must not know any format.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paceline.drafters.base import Target
-from paceline.errors import CheckpointError, OptionError
+from paceline.errors import CheckpointError, OptionError, PacelineError
 from paceline.kernels import Ops, select
 from paceline.kernels.ops import Packed, Weight
 from paceline.kernels.quantise import METHODS
@@ -22,6 +25,7 @@ from paceline.models import loader
 from paceline.models.json_file import read_object
 from paceline.models.sources import FolderSource
 from paceline.models.weights import Source, Weights
+from paceline.params import check_count
 
 FLOATS = "none"  # the packing that packs nothing
 
@@ -56,14 +60,26 @@ class Renamed:
 class Checkpoint:
     """A drafter's files. `files`: names of weight files that its format has beside the usual ones."""
 
-    def __init__(self, model: str, files: tuple[str, ...] = (), strip: str = "", only: str = "") -> None:
-        self.path = loader.locate(model)
+    def __init__(self, model: str | Path, files: tuple[str, ...] = (), strip: str = "", only: str = "") -> None:
+        if not isinstance(model, str | Path):
+            raise OptionError(f"model must be a folder or a hub id, not {type(model).__name__}")
+        self.path = loader.locate(str(model))
         self.label = str(self.path)
         if not self.path.is_dir():
             raise CheckpointError(f"{self.label} is no folder; a drafter of this kind is a folder with a config.json")
         where = self.path / "config.json"
         self.config: dict[str, Any] = read_object(where) if where.is_file() else {}
         self.source = Renamed(FolderSource(self.path, files), strip, only)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around what makes sense of a config: a value of the wrong kind is told in a sentence."""
+        try:
+            yield
+        except PacelineError:
+            raise
+        except (AttributeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self.label}: its config has a value that cannot be used: {error}") from None
 
     def names(self, pattern: str) -> list[str]:
         """The tensors whose names a pattern matches whole, sorted."""
@@ -78,11 +94,39 @@ class Checkpoint:
             raise CheckpointError(f"{self.label} lacks the tensor {name}, which this drafter needs")
         return tuple(self.source.read(name).shape)
 
+    def matrix(self, name: str) -> tuple[int, int]:
+        """A matrix's shape."""
+        shape = self.shape(name)
+        if len(shape) != 2:
+            raise CheckpointError(f"{self.label}: tensor {name} has shape {list(shape)}, but must be a matrix")
+        return shape
+
     def tensor(self, name: str) -> Tensor:
         """A tensor as it stands in the file, for what is no weight (maps, masks)."""
         self.shape(name)
         found = self.source.read(name)
         return found if isinstance(found, Tensor) else found.dequantize()
+
+    def token_ids(self, name: str, size: int, targets: int) -> Tensor:
+        """[size] the target's id of each row of a head that knows some tokens, each row another.
+
+        d2t says how much is added to a row's own number, so that ids rise; t2d, where there is one, which they are.
+        """
+        ids = self.tensor(name).to(torch.int64).flatten()
+        if name == "d2t":
+            ids = ids + torch.arange(len(ids), device=ids.device)
+        fits = len(set(ids.tolist())) == len(ids) == size and 0 <= int(ids.min()) <= int(ids.max()) < targets
+        if fits and name == "d2t":
+            fits = torch.equal(ids, ids.sort().values)
+        if fits and name == "d2t" and self.has("t2d"):
+            told = self.tensor("t2d").flatten().bool()
+            self.check("a vocabulary of", len(told), targets)
+            unfilled = size == targets and not told.any()  # all tokens: some files leave the maps at zero
+            fits = unfilled or torch.equal(ids, told.nonzero()[:, 0])
+        if not fits:
+            wanted = f"each of the head's {size} rows another token of the target's {targets}"
+            raise CheckpointError(f"{self.label}: {name} does not give {wanted}")
+        return ids
 
     def check(self, what: str, own: int, targets: int) -> None:
         """Refuse a drafter that was made for another target."""
@@ -118,9 +162,23 @@ def check_packing(quantization: str) -> None:
         raise OptionError(f"quantization={quantization!r} is not known; allowed: {', '.join(METHODS)}, {FLOATS}")
 
 
+def check_options(num_draft_tokens: Any, quantization: str) -> None:
+    """Of a drafter whose checkpoint says how long its drafts are, unless a user does."""
+    if num_draft_tokens is not None:
+        check_count("num_draft_tokens", num_draft_tokens, 1)
+    check_packing(quantization)
+
+
+def chain_length(asked: int | None, most: int, label: str) -> int:
+    """As long as asked for, or as the checkpoint can; more is refused."""
+    if asked is not None and asked > most:
+        raise OptionError(f"num_draft_tokens={asked} is too many: {label} drafts {most} at most")
+    return asked or most
+
+
 def packing(quantization: str, target: Target) -> str | None:
     """The same as kernels are told it; only the native ones pack."""
     return None if quantization == FLOATS or target.model.ops.name != "native" else quantization
 
 
-__all__ = ["Checkpoint", "Renamed", "check_packing", "own_or_borrowed", "packing"]
+__all__ = ["Checkpoint", "Renamed", "chain_length", "check_options", "check_packing", "own_or_borrowed", "packing"]

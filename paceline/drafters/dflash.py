@@ -23,7 +23,7 @@ from paceline.drafters import speculators
 from paceline.drafters.base import Context, Needs, Observation, Taps, Target
 from paceline.drafters.block import draw_block, masks
 from paceline.drafters.cached import StateReader
-from paceline.drafters.checkpoint import Checkpoint, check_packing, own_or_borrowed
+from paceline.drafters.checkpoint import Checkpoint, chain_length, check_options, own_or_borrowed
 from paceline.drafters.tree import Proposal
 from paceline.drafters.vocabulary import VocabularyMap
 from paceline.errors import CheckpointError
@@ -34,7 +34,6 @@ from paceline.models.config import ModelConfig, make_config, read_activation, re
 from paceline.models.layers.linear import Linear
 from paceline.models.layers.rope import tables
 from paceline.models.weights import Weights
-from paceline.params import check_count
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,7 @@ class DFlash:
     quantization: str = "int8"
 
     def __post_init__(self) -> None:
-        if self.num_draft_tokens is not None:
-            check_count("num_draft_tokens", self.num_draft_tokens, 1)
-        check_packing(self.quantization)
+        check_options(self.num_draft_tokens, self.quantization)
 
     def create(self) -> DFlashDrafter:
         return DFlashDrafter(self)
@@ -149,15 +146,14 @@ class DFlashDrafter(StateReader):
 
     def plan(self, target: Target) -> Needs:
         files = Checkpoint(self.config.model, strip=r"model\.")
-        self._shape = shape = read_shape(files, target)
-        wanted = self.config.num_draft_tokens
-        if wanted is not None and wanted > shape.most_drafts:
-            raise CheckpointError(f"{files.label} drafts {shape.most_drafts} tokens at most, not {wanted}")
-        said = speculators.draft_length(files.config, speculators.CHAINS, files.label)
-        self.max_nodes = wanted or min(said or shape.most_drafts, shape.most_drafts)
+        with files.reading():
+            self._shape = shape = read_shape(files, target)
+            width = sum(target.model.tap_width(tap) for tap in shape.taps)
+            config = read_sizes(files, target, width)
+            said = speculators.draft_length(files.config, speculators.CHAINS, files.label)
+        wanted = self.config.num_draft_tokens or (None if said is None else min(said, shape.most_drafts))
+        self.max_nodes = chain_length(wanted, shape.most_drafts, files.label)
         self.taps = Taps(hidden=shape.taps)
-        width = sum(target.model.tap_width(tap) for tap in shape.taps)
-        config = read_sizes(files, target, width)
         weights = files.weights(target, self.config.quantization)
         self.network = Network(config, weights, target, width)
         if not 0 <= shape.mask < self.network.embedding.shape[0]:
@@ -233,22 +229,22 @@ def read_shape(files: Checkpoint, target: Target) -> Shape:
 def read_sizes(files: Checkpoint, target: Target, width: int) -> ModelConfig:
     """Of its layers: what tensors say, the rest from the config."""
     said = speculators.layer_fields(files.config) or files.config
-    hidden, states = files.shape("fc.weight")
+    hidden, states = files.matrix("fc.weight")
     files.check("states of together", states, width)
     if not (files.has("embed_tokens.weight") and files.has("lm_head.weight")):  # else nothing of the target's is used
         files.check("hidden size", hidden, target.model.config.hidden_size)
     first = "layers.0."
     head = files.shape(f"{first}self_attn.q_norm.weight")[0]
-    vocabulary = files.shape("lm_head.weight")[0] if files.has("lm_head.weight") else target.model.config.vocab_size
+    vocabulary = files.matrix("lm_head.weight")[0] if files.has("lm_head.weight") else target.model.config.vocab_size
     fields = {
         "architecture": "qwen3",
         "vocab_size": vocabulary,
         "hidden_size": hidden,
         "num_layers": len(files.names(r"layers\.\d+\.self_attn\.q_proj\.weight")),
-        "num_heads": files.shape(f"{first}self_attn.q_proj.weight")[0] // head,
-        "num_kv_heads": files.shape(f"{first}self_attn.k_proj.weight")[0] // head,
+        "num_heads": files.matrix(f"{first}self_attn.q_proj.weight")[0] // head,
+        "num_kv_heads": files.matrix(f"{first}self_attn.k_proj.weight")[0] // head,
         "head_dim": head,
-        "intermediate_size": files.shape(f"{first}mlp.gate_proj.weight")[0],
+        "intermediate_size": files.matrix(f"{first}mlp.gate_proj.weight")[0],
         "max_position": 2048,
         "norm_eps": said.get("rms_norm_eps") or 1e-6,
         "activation": read_activation(said.get("hidden_act") or "silu"),
@@ -266,7 +262,5 @@ def read_vocabulary(files: Checkpoint, config: ModelConfig, target: Target) -> V
     if not files.has("d2t"):
         files.check("a vocabulary of", config.vocab_size, sizes[0])
         return VocabularyMap((own, own), sizes, 0, target.device)
-    theirs = own + files.tensor("d2t").long()
-    if len(theirs) != len(own) or not 0 <= int(theirs.min()) <= int(theirs.max()) < sizes[0]:
-        raise CheckpointError(f"{files.label}: its d2t names ids that a vocabulary of {sizes[0]} does not hold")
+    theirs = files.token_ids("d2t", config.vocab_size, sizes[0])
     return VocabularyMap((own, theirs), sizes, 0, target.device)

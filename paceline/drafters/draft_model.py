@@ -7,6 +7,7 @@ to propose. Where the device is ahead of the host, it does so in fixed shapes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,8 +55,8 @@ class DraftModelDrafter(ChainReader):
         self.config = config
 
     def plan(self, target: Target) -> Needs:
-        if isinstance(self.config.model, str):
-            formats.check_loads(self.config.model)
+        if isinstance(self.config.model, str | Path):
+            formats.check_loads(str(self.config.model))
         self.model, self.vocabulary, self._furthest, dtype = load(self.config, target)
         self._specs = tuple(self.model.layer_specs(dtype))
         return Needs(self._specs)

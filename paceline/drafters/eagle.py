@@ -67,6 +67,8 @@ class Eagle:
         check_number("min_probability", self.min_probability, 0.0, 1.0)
         if self.tree not in SHAPES:
             raise OptionError(f"tree={self.tree!r} is not allowed; allowed: {', '.join(SHAPES)}")
+        if self.tree != "chain" and self.min_probability:
+            raise OptionError(f"min_probability is for chains, and tree={self.tree!r} is none; give one of the two")
         eagle_form.read_ids(self.layer_ids)
         check_packing(self.quantization)
 
@@ -99,7 +101,8 @@ class EagleDrafter(StateReader):
         most = config.num_draft_tokens or said or DEFAULT_LENGTH
         self.max_nodes = min(most, sum(map(sum, STATIC))) if config.tree == "static" else most
         given = Overrides(eagle_form.read_ids(config.layer_ids), config.norm_before_residual)
-        form = eagle_form.read(checkpoint, target, given)
+        with checkpoint.reading():
+            form = eagle_form.read(checkpoint, target, given)
         if form.mask is not None and self.trees:
             raise OptionError(
                 f"{checkpoint.label} drafts in parallel; tree={config.tree!r} is not allowed; allowed: chain"
@@ -133,6 +136,7 @@ class EagleDrafter(StateReader):
         root = Frontier(torch.full_like(context.slots, ROOT)[:, None], logits[:, None], states[:, None], None)
         if self.network.form.mask is not None:
             self._draw_parallel(context, root, most)
+            most = self._likely(context, most)
         elif self.config.tree == "static":
             self._fill(context, root, most)
         elif self.config.tree == "dynamic":
@@ -168,9 +172,8 @@ class EagleDrafter(StateReader):
 
     def _likely(self, context: Context, most: Tensor) -> Tensor:
         """[B] of a chain as many drafts as are likely enough, all before them included."""
-        if not self.config.min_probability:
-            return most
-        return torch.minimum(most, (context.scores().exp() >= self.config.min_probability).cumprod(1).sum(1))
+        least = self.config.min_probability
+        return torch.minimum(most, context.likely(least)) if least else most
 
     def _draw_parallel(self, context: Context, root: Frontier, most: Tensor) -> None:
         """P-EAGLE: the places behind the newest token hold masks, and one pass gives the drafts behind each."""

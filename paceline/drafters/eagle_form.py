@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from paceline.drafters import speculators
@@ -66,8 +65,8 @@ def read(checkpoint: Checkpoint, target: Target, given: Overrides) -> Form:
     """The checkpoint's form, once it fits the target."""
     fields = spelled_out(checkpoint.config)
     first = _find(checkpoint, FIRST_LAYERS, "self_attn.q_proj.weight")
-    rows, columns = _matrix(checkpoint, f"{first}self_attn.q_proj.weight")
-    hidden, _ = _matrix(checkpoint, f"{first}self_attn.o_proj.weight")
+    rows, columns = checkpoint.matrix(f"{first}self_attn.q_proj.weight")
+    hidden, _ = checkpoint.matrix(f"{first}self_attn.o_proj.weight")
     if columns not in (hidden, 2 * hidden):
         raise CheckpointError(
             f"{checkpoint.label}: attention reads {columns} values, but EAGLE's reads {hidden}, EAGLE-3's {2 * hidden}"
@@ -80,7 +79,7 @@ def read(checkpoint: Checkpoint, target: Target, given: Overrides) -> Form:
     return Form(
         third=third,
         hidden=hidden,
-        wide=_matrix(checkpoint, f"{first}mlp.up_proj.weight")[0],
+        wide=checkpoint.matrix(f"{first}mlp.up_proj.weight")[0],
         heads=_heads(checkpoint, fields, first, rows),
         num_layers=max(1, len(layers) + (first != "layers.0.")),
         eps=float(fields.get("rms_norm_eps") or 1e-6),
@@ -123,7 +122,7 @@ def _heads(checkpoint: Checkpoint, fields: Mapping[str, Any], first: str, rows: 
         width = checkpoint.shape(norm)[0]
     elif width is None and is_whole(count) and count >= 1:
         width = rows // count
-    keys, _ = _matrix(checkpoint, f"{first}self_attn.k_proj.weight")
+    keys, _ = checkpoint.matrix(f"{first}self_attn.k_proj.weight")
     if (
         not is_whole(width)
         or width < 2
@@ -148,9 +147,9 @@ def _states(
     they begin with 1, and the state is one boundary on. The speculators format always counts.
     """
     last, width = target.model.config.num_layers, target.model.config.hidden_size
-    if fields.get("use_aux_hidden_state") is False or fusion is None:
+    if fields.get("use_aux_hidden_state") is False:
         return (FINAL,)
-    _, columns = _matrix(checkpoint, f"{fusion}weight")
+    _, columns = checkpoint.matrix(f"{fusion or FUSIONS[0]}weight")
     if columns % width:
         raise CheckpointError(
             f"{checkpoint.label} was made for another target: it reads {columns} values of a token's states, which is "
@@ -191,10 +190,12 @@ def _state_norms(checkpoint: Checkpoint, fields: Mapping[str, Any], count: int) 
 
 
 def _mask(checkpoint: Checkpoint, fields: Mapping[str, Any], target: Target) -> int | None:
-    if not checkpoint.has("mask_hidden"):
-        return None
+    """The token that stands where none is known yet, of a head that drafts in parallel."""
     names = ("mask_token_id", "pard_token", "ptd_token_id")
     found: Any = next((fields[name] for name in names if fields.get(name) is not None), None)
+    if found is None and not checkpoint.has("mask_hidden"):
+        return None
+    checkpoint.shape("mask_hidden")
     size = target.model.config.vocab_size
     if not is_whole(found) or not 0 <= found < size:
         raise CheckpointError(
@@ -205,26 +206,11 @@ def _mask(checkpoint: Checkpoint, fields: Mapping[str, Any], target: Target) -> 
 
 def read_vocabulary(checkpoint: Checkpoint, size: int, targets: int) -> Tensor | None:
     """The target's id of each of a head's `size` rows; None: they are the target's own rows."""
-    name = "d2t" if checkpoint.has("d2t") else "token_map" if checkpoint.has("token_map") else None
+    name = next((name for name in ("d2t", "token_map") if checkpoint.has(name)), None)
     if name is None:
         checkpoint.check("a vocabulary of", size, targets)
         return None
-    ids = checkpoint.tensor(name).to(torch.int64).flatten()
-    if name == "d2t":  # offsets
-        ids = ids + torch.arange(len(ids))
-    wrong = len(ids) != size or bool((ids < 0).any()) or bool((ids >= targets).any())
-    if name == "d2t" and not wrong:
-        wrong = bool((ids[1:] <= ids[:-1]).any())
-    if not wrong and checkpoint.has("t2d"):
-        member = torch.zeros(targets, dtype=torch.bool).index_fill(0, ids, True)
-        told = checkpoint.tensor("t2d").flatten().bool()
-        checkpoint.check("a vocabulary of", len(told), targets)
-        wrong = not torch.equal(member, told)
-    if wrong:
-        raise CheckpointError(
-            f"{checkpoint.label}: {name} does not give each of the head's {size} rows a token of the target's {targets}"
-        )
-    return ids
+    return checkpoint.token_ids(name, size, targets)
 
 
 def read_ids(value: Any) -> tuple[int, ...] | None:
@@ -255,10 +241,3 @@ def _find(checkpoint: Checkpoint, prefixes: tuple[str, ...], name: str) -> str:
     if found is None:
         raise CheckpointError(f"{checkpoint.label} lacks the tensor {prefixes[1]}{name}, which this drafter needs")
     return found
-
-
-def _matrix(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
-    shape = checkpoint.shape(name)
-    if len(shape) != 2:
-        raise CheckpointError(f"{checkpoint.label}: tensor {name} has shape {list(shape)}, but must be a matrix")
-    return shape

@@ -91,10 +91,10 @@ class Network:
 
     def _load_vocabulary(self, checkpoint: Checkpoint, weights: Weights, target: Target) -> None:
         model, hidden, size = target.model, self.form.hidden, target.model.config.vocab_size
-        rows = checkpoint.shape(EMBEDDING)[0] if checkpoint.has(EMBEDDING) else size
+        rows = checkpoint.matrix(EMBEDDING)[0] if checkpoint.has(EMBEDDING) else size
         checkpoint.check("a vocabulary of", rows, size)
         self.embedding = own_or_borrowed(weights, EMBEDDING, (size, hidden), model.embedding, model.ops)
-        rows = checkpoint.shape(HEAD)[0] if checkpoint.has(HEAD) else size
+        rows = checkpoint.matrix(HEAD)[0] if checkpoint.has(HEAD) else size
         self.head = own_or_borrowed(weights, HEAD, (rows, hidden), model.head, model.ops)
         for own, name in ((self.embedding, EMBEDDING), (self.head, HEAD)):
             if own.shape[1] != hidden:
@@ -110,7 +110,8 @@ class Network:
         wanted = self.width if form.third else form.hidden + self.width
         self.fusion: Linear | None = None
         if form.fusion is not None:
-            checkpoint.check("states of", checkpoint.shape(f"{form.fusion}weight")[1] - wanted + self.width, self.width)
+            read = checkpoint.matrix(f"{form.fusion}weight")[1] - wanted + self.width
+            checkpoint.check("states of", read, self.width)
             self.fusion = _linear(weights, [form.fusion.removesuffix(".")], [form.hidden], wanted)
         elif not form.third:
             raise CheckpointError(f"{checkpoint.label} lacks the tensor fc.weight, which this drafter needs")

@@ -32,7 +32,7 @@ from paceline.models.weights import Weights
 from paceline.params import check_count
 
 # CAPE: by tenths of the likeliest token's probability, how many tokens are tried at that depth.
-CANDIDATES = (8, 8, 8, 6, 6, 6, 4, 4, 2, 2, 2)
+TRIED = (8, 8, 8, 6, 6, 6, 4, 4, 2, 2, 2)
 MORE = (1, 2, 2, 2)  # siblings drawn at a time: 2, 4, 6 and 8 of them with the first
 
 
@@ -117,11 +117,12 @@ class GlideDrafter(ChainReader):
         super().__init__(config.num_draft_tokens)
         self.config, self.trees = config, config.cape
         if config.cape:
-            self.max_nodes = self.depth * max(CANDIDATES)
+            self.max_nodes = self.depth * max(TRIED)
 
     def plan(self, target: Target) -> Needs:
         files = Checkpoint(self.config.model, strip=r"small_model\.", only=r"(?!large_model\.)")
-        config = read_sizes(files, self.config)
+        with files.reading():
+            config = read_sizes(files, self.config)
         check(files, config, self.config, target)
         weights = files.weights(target, self.config.quantization)
         self.model: Network = Network(config, weights, target)
@@ -138,7 +139,7 @@ class GlideDrafter(ChainReader):
 
     def attach(self, target: Target, cache: KVCache) -> None:
         self.open(target, cache, self._specs, target.max_model_len)
-        self._candidates = torch.tensor(CANDIDATES).to(target.device)
+        self._tried = torch.tensor(TRIED).to(target.device)
 
     def propose(self, context: Context) -> Proposal:
         self._lengths = context.table.lengths
@@ -162,7 +163,7 @@ class GlideDrafter(ChainReader):
         The chain comes first, then the second tokens of all depths, and so on: a small budget cuts the unlikely ones.
         """
         confidence = torch.softmax(logits.float(), dim=-1).amax(-1)  # [B, D]
-        totals = self._candidates[(10 * confidence).long().clamp(0, 10)]
+        totals = self._tried[(10 * confidence).long().clamp(0, 10)]
         parents = torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand_as(tokens)
         left, count = logits.scatter(2, tokens[:, :, None], float("-inf")), 1
         for more in MORE:
@@ -176,11 +177,11 @@ def read_sizes(files: Checkpoint, given: Glide) -> ModelConfig:
     """What the tensors say; the rest from the user, else from its config."""
     said = files.config
     first = "model.layers.0."
-    vocabulary, hidden = files.shape("model.embed_tokens.weight")
+    vocabulary, hidden = files.matrix("model.embed_tokens.weight")
     heads = given.num_attention_heads or said.get("num_attention_heads")
     if heads is None:
         raise CheckpointError(f"{files.label} says nowhere how many heads it has; give num_attention_heads")
-    queries = files.shape(f"{first}self_attn.q_proj.weight")[0]
+    queries = files.matrix(f"{first}self_attn.q_proj.weight")[0]
     if not isinstance(heads, int) or heads < 1 or queries % heads:
         raise CheckpointError(f"{files.label}: num_attention_heads={heads!r} is no divisor of its {queries} queries")
     rope = read_rope(SimpleNamespace(**{"max_position_embeddings": 2048, **said}))
@@ -190,13 +191,13 @@ def read_sizes(files: Checkpoint, given: Glide) -> ModelConfig:
         "hidden_size": hidden,
         "num_layers": len(files.names(r"model\.layers\.\d+\.cross_attn\.q_proj\.weight")),
         "num_heads": heads,
-        "num_kv_heads": files.shape(f"{first}self_attn.k_proj.weight")[0] // (queries // heads),
+        "num_kv_heads": files.matrix(f"{first}self_attn.k_proj.weight")[0] // (queries // heads),
         "head_dim": queries // heads,
-        "intermediate_size": files.shape(f"{first}mlp.gate_proj.weight")[0],
+        "intermediate_size": files.matrix(f"{first}mlp.gate_proj.weight")[0],
         "max_position": 2048,
         "norm_eps": given.rms_norm_eps or said.get("rms_norm_eps") or 1e-6,
         "activation": read_activation(said.get("hidden_act") or "silu"),
-        "tie_embeddings": not files.has("lm_head.weight"),
+        "tie_embeddings": not files.has("lm_head.weight") and bool(said.get("tie_word_embeddings")),
         "rope": rope if given.rope_theta is None else replace(rope, theta=float(given.rope_theta)),
         "qkv_bias": files.has(f"{first}self_attn.q_proj.bias"),
         "out_bias": files.has(f"{first}self_attn.o_proj.bias"),
@@ -210,7 +211,7 @@ def check(files: Checkpoint, config: ModelConfig, given: Glide, target: Target) 
     large = target.model.config
     if large.learned_positions:
         raise CheckpointError(f"{files.label} is a GLIDE drafter, whose targets turn their keys; this one does not")
-    wide = files.shape("model.layers.0.cross_attn.q_proj.weight")[0]
+    wide = files.matrix("model.layers.0.cross_attn.q_proj.weight")[0]
     if given.large_hidden_size not in (None, wide):
         raise CheckpointError(f"{files.label}: its tensors say large_hidden_size={wide}, not {given.large_hidden_size}")
     files.check("large_hidden_size", wide, large.num_heads * large.head_dim)

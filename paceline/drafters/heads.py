@@ -1,4 +1,4 @@
-"""What Medusa, Hydra and MLP speculators share: options that are checked alike, and a head run on states.
+"""What Medusa, Hydra and MLP speculators share: options of static trees, and a head run on states.
 
 Knows networks that read states, and perhaps a token each; must not know any format.
 """
@@ -12,17 +12,10 @@ import torch
 from torch import Tensor
 
 from paceline.drafters.base import Context
-from paceline.drafters.checkpoint import check_packing
+from paceline.drafters.checkpoint import chain_length, check_options
 from paceline.drafters.static_tree import StaticTree, find_tree
 from paceline.errors import OptionError
 from paceline.kernels.ops import Describes, Head, Hidden, Inputs, Ops, Weight
-from paceline.params import check_count
-
-
-def check_options(num_draft_tokens: Any, quantization: str) -> None:
-    if num_draft_tokens is not None:
-        check_count("num_draft_tokens", num_draft_tokens, 1)
-    check_packing(quantization)
 
 
 @dataclass(frozen=True)
@@ -45,19 +38,15 @@ class StaticHeads:
         if self.tree is not None:
             find_tree(self.tree)
 
-
-def chain_length(asked: int | None, most: int, label: str) -> int:
-    """As long as asked for, or as the checkpoint can; more is refused."""
-    if asked is not None and asked > most:
-        raise OptionError(f"num_draft_tokens={asked} is too many: {label} drafts {most} at most")
-    return asked or most
-
-
-def fitting_tree(tree: StaticTree, asked: int | None, most: int, label: str) -> StaticTree:
-    """The tree, or its likelier part; one deeper than there are heads is refused."""
-    if tree.depth > most:
-        raise OptionError(f"the tree is {tree.depth} nodes deep, but {label} has {most} heads")
-    return tree.first(asked or len(tree.nodes))
+    def fit(self, num_heads: int, label: str) -> tuple[StaticTree | None, int]:
+        """The tree, or its likelier part (None: a chain), and its nodes; more than so many heads draft is refused."""
+        if self.tree is None:
+            return None, chain_length(self.num_draft_tokens, num_heads, label)
+        tree = find_tree(self.tree)
+        if tree.depth > num_heads:
+            raise OptionError(f"the tree is {tree.depth} nodes deep, but {label} has {num_heads} heads")
+        tree = tree.first(self.num_draft_tokens or len(tree.nodes))
+        return tree, len(tree.nodes)
 
 
 def run_head(ops: Ops, network: Describes, head: Weight, states: Tensor, ids: Tensor | None = None) -> Hidden:
@@ -80,10 +69,7 @@ def draw_next(context: Context, logits: Tensor | None, step: int) -> Tensor:
 
 __all__ = [
     "StaticHeads",
-    "chain_length",
-    "check_options",
     "draw_next",
-    "fitting_tree",
     "newest_tokens",
     "run_head",
 ]

@@ -20,13 +20,11 @@ from paceline.drafters.cached import StateReader
 from paceline.drafters.checkpoint import Checkpoint
 from paceline.drafters.heads import (
     StaticHeads,
-    chain_length,
     draw_next,
-    fitting_tree,
     newest_tokens,
     run_head,
 )
-from paceline.drafters.static_tree import Seats, StaticTree, find_tree
+from paceline.drafters.static_tree import Seats, StaticTree
 from paceline.drafters.tree import Proposal
 from paceline.errors import CheckpointError
 from paceline.kernels.ops import Forward, Heads, Inputs, LayerSpec, Weight
@@ -110,7 +108,7 @@ def read_heads(checkpoint: Checkpoint, weights: Weights, target: Target) -> list
 
         out = f"hydra_lm_head.{number}"
         out = out if weights.has(f"{out}.weight") else f"{out}.1"
-        checkpoint.check("vocabulary size", checkpoint.shape(f"{out}.weight")[0], vocabulary)
+        checkpoint.check("vocabulary size", checkpoint.matrix(f"{out}.weight")[0], vocabulary)
         heads.append(
             HydraHead(
                 linear(f"{at}{blocks[0]}.res_connection", wide) if grounded else None,
@@ -160,15 +158,14 @@ class HydraDrafter(StateReader):
 
     def __init__(self, config: Hydra) -> None:
         self.config = config
-        self.tree: StaticTree | None = None if config.tree is None else find_tree(config.tree)
-        self.trees = self.tree is not None
+        self.trees = config.tree is not None
         self.max_nodes = config.num_draft_tokens or 1  # until `plan` has seen the checkpoint
 
     def plan(self, target: Target) -> Needs:
         kind = table.find(self.name)
         checkpoint = Checkpoint(self.config.model, kind.files if kind else (), r"hydra_head\.")
         self._check_kind(checkpoint, target)
-        self._choose_shape(checkpoint, _count(checkpoint))
+        self.tree, self.max_nodes = self.config.fit(_count(checkpoint), checkpoint.label)
         weights = checkpoint.weights(target, self.config.quantization)
         self.heads, self._ops = read_heads(checkpoint, weights, target), weights.ops
         self.prefix: Prefix | None = None
@@ -188,20 +185,12 @@ class HydraDrafter(StateReader):
         if not _count(checkpoint):
             raise CheckpointError(f"{label} holds no Hydra head: no tensor such as hydra_mlp.0.0.linear.weight")
         first = [*checkpoint.names(r"hydra_mlp\.0\.\d+\.linear\.weight"), "hydra_mlp.0.0.linear.weight"][0]
-        checkpoint.check("hidden size", checkpoint.shape(first)[0], target.model.tap_width(FINAL))
+        checkpoint.check("hidden size", checkpoint.matrix(first)[0], target.model.tap_width(FINAL))
         offset, layers = checkpoint.config.get("hidden_state_offset", 0), target.model.config.num_layers
         if type(offset) is not int or not 0 <= offset <= layers:
             raise CheckpointError(f"{label} gives hidden_state_offset={offset!r}; allowed: 0 to {layers}")
         if offset:
             self.taps = Taps(hidden=(layers - offset,))
-
-    def _choose_shape(self, checkpoint: Checkpoint, num_heads: int) -> None:
-        asked, label = self.config.num_draft_tokens, checkpoint.label
-        if self.tree is None:
-            self.max_nodes = chain_length(asked, num_heads, label)
-            return
-        self.tree = fitting_tree(self.tree, asked, num_heads, label)
-        self.max_nodes = len(self.tree.nodes)
 
     def attach(self, target: Target, cache: KVCache) -> None:
         self.open_cache(target, cache, self._specs, target.max_model_len)

@@ -16,9 +16,9 @@ from paceline.cache.kv import KVCache
 from paceline.drafters import table
 from paceline.drafters.base import FINAL, Context, Needs, Target
 from paceline.drafters.checkpoint import Checkpoint, own_or_borrowed
-from paceline.drafters.heads import StaticHeads, chain_length, draw_next, fitting_tree, run_head
+from paceline.drafters.heads import StaticHeads, draw_next, run_head
 from paceline.drafters.states import StateKeeper
-from paceline.drafters.static_tree import Seats, StaticTree, find_tree
+from paceline.drafters.static_tree import Seats
 from paceline.drafters.tree import Proposal
 from paceline.errors import CheckpointError
 from paceline.kernels.ops import Forward, Weight
@@ -77,17 +77,21 @@ class Layout:
         if not self.layers:
             raise CheckpointError(f"{checkpoint.label} holds no Medusa head: no tensor such as 0.0.linear.weight")
 
-    def find_out(self, head: int) -> str | None:
-        """A head's own output matrix, the one that all heads share, or None: the target's."""
-        names = [self.out.format(head=number, layer=self.layers.get(head, 0)) + ".weight" for number in (head, 0)]
-        shared = self.out.startswith("lm_heads")
-        return next((name for name in names[: 1 + shared] if self.checkpoint.has(name)), None)
+    def find_outs(self, num_heads: int) -> list[str | None]:
+        """Each head's output matrix: its own, the one that all share, or None: the target's; for all of them alike."""
+        names = [self.out.format(head=head, layer=self.layers.get(head, 0)) + ".weight" for head in range(num_heads)]
+        there = [self.checkpoint.has(name) for name in names]
+        if not any(there):
+            return [None] * num_heads
+        if self.out.startswith("lm_heads") and there[0] and not any(there[1:]):
+            return [*names[:1]] * num_heads
+        return [*names]  # whoever reads one that is not there says so
 
     def read(self, weights: Weights, target: Target, num_heads: int) -> list[MedusaHead]:
         hidden = target.model.tap_width(FINAL)
-        read: dict[str, Weight] = {}
+        read: dict[str | None, Weight] = {None: target.model.head}
         heads = []
-        for head in range(num_heads):
+        for head, out in enumerate(self.find_outs(num_heads)):
             names = [self.block.format(head=head, layer=layer) for layer in range(self.layers.get(head, 1))]
             blocks = [
                 Linear(
@@ -96,11 +100,10 @@ class Layout:
                 )
                 for name in names
             ]
-            out = self.find_out(head)
             if out is not None and out not in read:
-                size = (self.checkpoint.shape(out)[0], hidden)
+                size = (self.checkpoint.matrix(out)[0], hidden)
                 read[out] = own_or_borrowed(weights, out, size, target.model.head, target.model.ops)
-            heads.append(MedusaHead(blocks, target.model.head if out is None else read[out]))
+            heads.append(MedusaHead(blocks, read[out]))
         return heads
 
 
@@ -111,8 +114,7 @@ class MedusaDrafter(StateKeeper):
 
     def __init__(self, config: Medusa) -> None:
         self.config = config
-        self.tree: StaticTree | None = None if config.tree is None else find_tree(config.tree)
-        self.trees = self.tree is not None
+        self.trees = config.tree is not None
         self.max_nodes = config.num_draft_tokens or 1  # until `plan` has seen the checkpoint
 
     def plan(self, target: Target) -> Needs:
@@ -120,24 +122,17 @@ class MedusaDrafter(StateKeeper):
         checkpoint = Checkpoint(self.config.model, kind.files if kind else (), PREFIX)
         layout = Layout(checkpoint)
         first = layout.block.format(head=min(layout.layers), layer=0) + ".weight"
-        checkpoint.check("hidden size", checkpoint.shape(first)[1], target.model.tap_width(FINAL))
+        checkpoint.check("hidden size", checkpoint.matrix(first)[1], target.model.tap_width(FINAL))
         num_heads = max(layout.layers) + 1
-        self._choose_shape(checkpoint, num_heads)
+        self.tree, self.max_nodes = self.config.fit(num_heads, checkpoint.label)
         weights = checkpoint.weights(target, self.config.quantization)
         self.heads, self._ops = layout.read(weights, target, num_heads), weights.ops
-        self._scale = float(checkpoint.config.get("logit_scale") or 1.0)
+        with checkpoint.reading():
+            self._scale = float(checkpoint.config.get("logit_scale") or 1.0)
         self._map = self._read_map(checkpoint, target)
         whole = checkpoint.names(r"(model|transformer|lm_head)\..*")  # a model, with heads beside it
         checkpoint.finish(weights, BESIDE if whole else TOKEN_MAP)
         return super().plan(target)
-
-    def _choose_shape(self, checkpoint: Checkpoint, num_heads: int) -> None:
-        asked, label = self.config.num_draft_tokens, checkpoint.label
-        if self.tree is None:
-            self.max_nodes = chain_length(asked, num_heads, label)
-            return
-        self.tree = fitting_tree(self.tree, asked, num_heads, label)
-        self.max_nodes = len(self.tree.nodes)
 
     def _read_map(self, checkpoint: Checkpoint, target: Target) -> Tensor | None:
         """[Vd] target ids of a vocabulary that was cut down; None: the heads have the target's own."""
@@ -147,10 +142,7 @@ class MedusaDrafter(StateKeeper):
         own = next(iter(sizes - {wanted}))
         if own > wanted or len(sizes) > 1 or not checkpoint.has(TOKEN_MAP):
             checkpoint.check("vocabulary size", own, wanted)
-        found = checkpoint.tensor(TOKEN_MAP).long()
-        if tuple(found.shape) != (own,) or not bool(((found >= 0) & (found < wanted)).all()):
-            raise CheckpointError(f"{checkpoint.label}: {TOKEN_MAP} must give {own} ids below {wanted}")
-        return found.to(target.device)
+        return checkpoint.token_ids(TOKEN_MAP, own, wanted).to(target.device)
 
     def attach(self, target: Target, cache: KVCache) -> None:
         super().attach(target, cache)

@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 
 from paceline.drafters.base import FINAL, Context, Needs, Target
-from paceline.drafters.checkpoint import Checkpoint
-from paceline.drafters.heads import chain_length, check_options, draw_next, newest_tokens, run_head
+from paceline.drafters.checkpoint import Checkpoint, chain_length, check_options
+from paceline.drafters.heads import draw_next, newest_tokens, run_head
 from paceline.drafters.states import StateKeeper
 from paceline.drafters.tree import Proposal
 from paceline.errors import CheckpointError, OptionError
 from paceline.kernels.chain import Chain, Drafts, Feeding, Link, Picking
 from paceline.kernels.ops import Forward, Weight
+from paceline.models.config import is_whole
 from paceline.models.weights import Weights
 
 EPS = 1e-6
+MOST_STEPS = 64
 DEFAULTS = {"n_predict": 3, "top_k_tokens_per_head": (5, 4, 3), "n_candidates": 5}  # of the published config class
 
 
@@ -87,11 +89,15 @@ class Layout:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint, config = checkpoint, checkpoint.config
         self.tied = bool(config.get("tie_weights", False))
-        given = config.get("n_predict", DEFAULTS["n_predict"])
-        self.num_steps = int(given) if self.tied else len(checkpoint.names(r"emb\.\d+\.weight"))
-        if self.num_steps < 1 or (self.tied and self.num_steps < 2):
-            why = "tied weights need 2 or more" if self.tied else "there is no tensor such as emb.0.weight"
-            raise CheckpointError(f"{checkpoint.label} holds an MLP speculator of {self.num_steps} steps: {why}")
+        self.num_steps = len(checkpoint.names(r"emb\.\d+\.weight"))
+        if self.tied:  # a file may hold one of each
+            given = config.get("n_predict", DEFAULTS["n_predict"])
+            if not is_whole(given) or not 2 <= given <= MOST_STEPS:
+                allowed = f"for tied weights a whole number from 2 to {MOST_STEPS}"
+                raise CheckpointError(f"{checkpoint.label} gives n_predict={given!r}; allowed: {allowed}")
+            self.num_steps = given
+        if not self.num_steps:
+            raise CheckpointError(f"{checkpoint.label} holds no MLP speculator: no tensor such as emb.0.weight")
 
     def find(self, part: str, step: int, kind: str = "weight") -> str:
         """The tensor's name; tied ones are equal, whichever of them the file holds."""
@@ -120,8 +126,8 @@ class Layout:
     def read(self, weights: Weights) -> list[Step]:
         """The steps; a tensor that several share is read and packed once."""
         self.check_aliases()
-        inner, hidden = self.checkpoint.shape(self.find("proj", 0))
-        vocabulary = self.checkpoint.shape(self.find("emb", 0))[0]
+        inner, hidden = self.checkpoint.matrix(self.find("proj", 0))
+        vocabulary = self.checkpoint.matrix(self.find("emb", 0))[0]
         kept = state_weight(self.num_steps)
         share = math.sqrt((1 - kept**2) * inner / 2) / kept
         even = torch.ones(hidden, dtype=weights.dtype, device=weights.device)
@@ -160,8 +166,8 @@ class MLPSpeculatorDrafter(StateKeeper):
     def plan(self, target: Target) -> Needs:
         checkpoint = Checkpoint(self.config.model, strip=r"speculator\.")
         layout = Layout(checkpoint)
-        checkpoint.check("hidden size", checkpoint.shape(layout.find("proj", 0))[1], target.model.tap_width(FINAL))
-        checkpoint.check("vocabulary size", checkpoint.shape(layout.find("emb", 0))[0], target.model.head.shape[0])
+        checkpoint.check("hidden size", checkpoint.matrix(layout.find("proj", 0))[1], target.model.tap_width(FINAL))
+        checkpoint.check("vocabulary size", checkpoint.matrix(layout.find("emb", 0))[0], target.model.head.shape[0])
         self._choose_shape(checkpoint, layout.num_steps)
         weights = checkpoint.weights(target, self.config.quantization)
         self.steps, self._ops = layout.read(weights), weights.ops
@@ -177,9 +183,10 @@ class MLPSpeculatorDrafter(StateKeeper):
             return
         options = {**DEFAULTS, **checkpoint.config}
         given = options["top_k_tokens_per_head"] if self.config.top_k is None else self.config.top_k
-        if isinstance(given, str) or len(given) != num_steps or not all(type(k) is int and k > 0 for k in given):
+        listed = list(given) if isinstance(given, list | tuple) else []
+        if len(listed) != num_steps or not all(type(k) is int and k > 0 for k in listed):
             raise OptionError(f"top_k={given!r} does not fit {label}; allowed: {num_steps} numbers of 1 or more")
-        self._branching = [int(count) for count in given]
+        self._branching = listed
         paths = options["n_candidates"] if self.config.num_paths is None else self.config.num_paths
         if type(paths) is not int or not 1 <= paths <= math.prod(self._branching):
             most = math.prod(self._branching)
@@ -204,7 +211,7 @@ class MLPSpeculatorDrafter(StateKeeper):
     def _draw_at_once(self, context: Context, most: Tensor, picking: Picking | None) -> Drafts:
         """By kernels that draw a chain in one call."""
         table, lengths = context.table, context.lengths
-        links = [Link(step, step.head) for step in self.steps[: context.max_nodes]]
+        links = [Link(step, step.head) for step in self.steps[: min(context.max_nodes, self.max_nodes)]]
         ends, page = lengths - 1 + most, table.max_length + 1  # it has no cache: nothing is looked up
         nowhere = Feeding(context.slots, lengths, ends, lengths, table.pages.tensor, page)
         given = {"states": self.newest(context)}

@@ -11,6 +11,7 @@ The rows of mask tokens are disposable: the next round reads the committed token
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,8 +89,8 @@ class PardDrafter(TokenReader):
 def find_mask(given: Pard, vocabulary: int) -> int:
     """The mask token's id: the user's, else the config's; it has a row in the embedding."""
     found, label = given.pard_token, given.model
-    if found is None and isinstance(given.model, str):
-        found = read_object(loader.locate(given.model) / "config.json").get("pard_token")
+    if found is None and isinstance(given.model, str | Path):
+        found = read_object(loader.locate(str(given.model)) / "config.json").get("pard_token")
     elif found is None:
         found, label = getattr(given.model.config, "pard_token", None), "the model's config"
     if not isinstance(found, int) or not 0 <= found < vocabulary:

@@ -23,14 +23,14 @@ class StateKeeper(QuietDrafter):
     def attach(self, target: Target, cache: KVCache) -> None:
         rows, width = target.max_num_seqs + 1, sum(target.model.tap_width(tap) for tap in self.taps.hidden)
         self._states = torch.zeros(rows, width, dtype=target.dtype, device=target.device)  # [S+1, W]
-        self._known = torch.zeros(rows, dtype=torch.bool, device=target.device)  # [S+1] it was shown a state
+        self._ready = torch.zeros(rows, dtype=torch.bool, device=target.device)  # [S+1] it was shown a state
 
     def observe(self, seen: Observation) -> None:
         assert seen.states is not None
         last = seen.kept & (seen.positions == seen.table.lengths[seen.slots] - 2)  # in front of the newest token
         slots = torch.where(last, seen.slots, seen.table.null)
         self._states[slots] = seen.states.to(self._states.dtype)
-        self._known[slots] = True
+        self._ready[slots] = True
 
     def newest(self, context: Context) -> Tensor:
         """[B, W] the state in front of each newest token."""
@@ -38,11 +38,11 @@ class StateKeeper(QuietDrafter):
 
     def most_nodes(self, context: Context) -> Tensor:
         """[B] the budgets; 0 for a sequence whose state it has not been shown yet (it was switched on just now)."""
-        return torch.where(self._known[context.slots], context.budgets, 0)
+        return torch.where(self._ready[context.slots], context.budgets, 0)
 
     def forget(self, slots: list[int]) -> None:
         for slot in slots:
-            self._known[slot] = False
+            self._ready[slot] = False
 
     def reset(self) -> None:
-        self._known.zero_()
+        self._ready.zero_()

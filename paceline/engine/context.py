@@ -150,7 +150,8 @@ class DraftContext:
     def _widen(self, logits: Tensor, ids: Tensor) -> Tensor:
         """[B, P, V'] → [B, P, V]: a token the drafter does not know has no chance."""
         shape = (*logits.shape[:2], self._state.vocab_size)
-        return torch.full(shape, float("-inf"), device=logits.device).index_copy_(2, ids, logits.float())
+        nothing = torch.full(shape, float("-inf"), dtype=torch.float32, device=logits.device)
+        return nothing.index_copy_(2, ids, logits.float())
 
     def scores(self) -> Tensor:
         found = self._scored
@@ -164,6 +165,10 @@ class DraftContext:
         self._scored = found
         self._processed.clear()
         return found
+
+    def likely(self, least: float) -> Tensor:
+        found: Tensor = (self.scores().exp() >= least).cumprod(1).sum(1)
+        return found + 1 if self._keep_probs else found
 
     def drawn(self, name: str, *, chain: bool = True, keep: int | None = None, most: Tensor | None = None) -> Proposal:
         chain = chain and self._single and keep is None

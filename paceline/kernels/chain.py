@@ -14,7 +14,7 @@ from paceline.kernels.ops import Describes, Weight
 
 class Picking(NamedTuple):
     """How tokens are picked where nothing but temperature and noise has a part in it: a row's logits are divided, noise
-    is added, and the likeliest is taken, the lowest of equals."""
+    is added, and the likeliest is taken, of equals the one that stands first."""
 
     temperature: Tensor  # [R]
     noisy: Tensor  # [R] int64; 0: without noise
@@ -57,7 +57,7 @@ class Chain:
     finals: Tensor | None = None  # [B, H] what the first is picked from, if it has no network
     named: Mapping[str, Tensor] = field(default_factory=dict)  # what else the networks are given, as `Inputs` have it
     state: tuple[str, int] | None = None  # the input that is a row's state, and the boundary that gives the next one
-    ids: Tensor | None = None  # [V'] the target's id of each logit, rising; None: its own number
+    ids: Tensor | None = None  # [V'] the target's id of each logit; None: its own number
     picking: Picking | None = None  # None: the likeliest
     least: float = 0.0  # a row ends before the draft with which its chain's chance, as the network sees it, falls below
 

@@ -75,6 +75,7 @@ DRAFTERS: dict[str, Callable[[Recorded], Any]] = {
     "eagle_static": lambda known: Eagle(tiny_eagle("first"), 25, tree="static"),
     "eagle_dynamic": lambda known: Eagle(tiny_eagle("third"), 7, tree="dynamic", top_k=3, depth=2),
     "eagle3": lambda known: Eagle(tiny_eagle("third"), 4),
+    "eagle3_short": lambda known: Eagle(tiny_eagle("third"), 4, min_probability=0.01),
     "peagle": lambda known: Eagle(tiny_eagle("parallel"), 4),
     "first_on_device": lambda known: FirstOf(NGram(5, min_match=1, max_match=3), DraftModel(tiny_model(), 3)),
 }

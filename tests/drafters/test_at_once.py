@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, DraftModel, Eagle, SamplingParams
+from paceline.engine.budget import FixedBudget
 from paceline.engine.context import DraftContext
 from paceline.errors import OptionError
 from paceline.kernels.cpu.library import library
@@ -107,6 +108,23 @@ def test_requests_with_other_processors_are_drawn_step_by_step(
     assert not calls and drafts
 
 
+@pytest.mark.parametrize("name", ["draft_model", "glide", "mlp_speculator"])
+def test_a_budget_beyond_what_a_drafter_drafts_makes_no_longer_chains(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, seen = run(tiny_llm(kernels="native"), settings()), []
+    for at_once in (True, False):
+        llm = tiny_llm(DRAFTERS[name]({}), kernels="native")
+        assert llm.engine.drafter is not None
+        most = llm.engine.drafter.max_nodes
+        llm.engine.budget = FixedBudget(most + 3)
+        with watched(monkeypatch, at_once) as (drafts, _):
+            assert run(llm, settings()) == wanted
+        assert max(len(tokens) for round in drafts for tokens in round) == most
+        seen.append(drafts)
+    assert seen[0] == seen[1]
+
+
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_rule_that_asks_for_distributions_is_served_step_by_step(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llm(DraftModel(tiny_model(layers=1, hidden=16, seed=1), 4), kernels="native", acceptance=rule)
@@ -142,6 +160,23 @@ def test_both_ways_end_chains_at_the_same_drafts(monkeypatch: pytest.MonkeyPatch
             run(llm, PARAMS["mixed"]())
         seen.append(drafts)
     assert seen[0] == seen[1]
+
+
+def test_a_chain_drafted_in_parallel_ends_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, counts = run(tiny_llm(kernels="native"), settings()), []
+    for least in (0.0, 0.02, 1.0):
+        llm = tiny_llm(Eagle(tiny_eagle("parallel"), 4, min_probability=least), kernels="native")
+        with watched(monkeypatch, at_once=True) as (drafts, calls):
+            assert run(llm, settings()) == wanted
+        assert not calls
+        counts.append(sum(len(tokens) for round in drafts for tokens in round))
+    assert counts[0] > counts[1] > counts[2] == 0
+
+
+@pytest.mark.parametrize("tree", ["static", "dynamic"])
+def test_trees_do_not_end_where_chains_would(tree: str) -> None:
+    with pytest.raises(OptionError, match=f"min_probability is for chains, and tree='{tree}' is none; give one"):
+        Eagle("somewhere", tree=tree, min_probability=0.1)
 
 
 @pytest.mark.parametrize("given", [-0.1, 1.5, "much", True, float("nan")])

@@ -155,7 +155,7 @@ def test_switched_on_in_the_middle_it_sees_what_it_was_shown(behind: int | None,
 
 
 REFUSALS: list[tuple[dict[str, Any], State, dict[str, Any], str]] = [
-    (dflash_config(), dflash_state(), {"num_draft_tokens": 4}, "drafts 3 tokens at most, not 4"),
+    (dflash_config(), dflash_state(), {"num_draft_tokens": 4}, "num_draft_tokens=4 is too many: .* drafts 3 at most"),
     (dflash_config(layer_ids=(0, 3)), dflash_state(), {}, r"reads layers \[0, 3\] of its target, but this one has 2"),
     (dflash_config(), dflash_state(taps=3), {}, "made for a target with states of together 96, but this one has 64"),
     (dflash_config(mask_token_id=97), dflash_state(), {}, "gives mask_token_id=97; its embedding has 97 rows"),
@@ -179,7 +179,7 @@ REFUSALS: list[tuple[dict[str, Any], State, dict[str, Any], str]] = [
         dflash_config(),
         {**dflash_state(own=40), "d2t": torch.full((40,), VOCAB)},
         {},
-        "its d2t names ids that a vocabulary of 97 does not hold",
+        "d2t does not give each of the head's 40 rows another token of the target's 97",
     ),
     (dflash_config(), {**dflash_state(), "more": torch.zeros(1)}, {}, "tensors that no drafter of this kind has: more"),
 ]

@@ -307,9 +307,23 @@ def test_tensors_nobody_asked_for_and_wrong_maps_are_refused() -> None:
     tensors = random_tensors(THIRD)
     with pytest.raises(CheckpointError, match="holds tensors that no drafter of this kind has: extra"):
         run(Eagle(write(tensors | {"extra.weight": torch.zeros(2)}, config_of(THIRD))))
-    for wrong in ({"d2t": tensors["d2t"] + 60}, {"d2t": tensors["d2t"].flip(0)}, {"t2d": ~tensors["t2d"]}):
-        with pytest.raises(CheckpointError, match="does not give each of the head's 40 rows a token"):
+    twice = {"d2t": torch.cat([tensors["d2t"][:1], tensors["d2t"][:1] - 1, tensors["d2t"][2:]])}
+    for wrong in ({"d2t": tensors["d2t"] + 60}, {"d2t": tensors["d2t"].flip(0)}, {"t2d": ~tensors["t2d"]}, twice):
+        with pytest.raises(CheckpointError, match="does not give each of the head's 40 rows another"):
             run(Eagle(write(tensors | wrong, config_of(THIRD))))
+
+
+def test_of_a_map_of_few_tokens_each_is_another() -> None:
+    few = {"token_map": torch.tensor([3, 96, 3, 40, 12]), "lm_head.weight": torch.eye(5, 32)}
+    with pytest.raises(CheckpointError, match="token_map does not give each of the head's 5 rows another"):
+        run(Eagle(write(random_tensors(FIRST) | few, {"model_type": "eagle", "model": config_of(FIRST)})))
+
+
+def test_maps_that_were_left_at_zero_mean_all_tokens() -> None:
+    facts = Facts(vocab=97)
+    zeros = {"d2t": torch.zeros(97, dtype=torch.int64), "t2d": torch.zeros(97, dtype=torch.bool)}
+    tensors = random_tensors(facts)
+    assert logits_of(tensors | zeros, config_of(facts)) == logits_of(tensors, config_of(facts))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline import LLM, DraftModel, Glide, SamplingParams
 from paceline.drafters import make
 from paceline.drafters.base import Context
-from paceline.drafters.glide import CANDIDATES, training_bound
+from paceline.drafters.glide import TRIED, training_bound
 from paceline.errors import PacelineError
 from paceline.kernels.training import Sequences, run_dense, weights_of
 from tests.drafters.equations import Spy, State, doubled, feed_forward, keys_and_values, look, rms, turn
@@ -192,7 +192,7 @@ def test_cape_is_a_comb_around_the_chain_wider_where_it_is_unsure(behind: int | 
         logits = glide_logits(state, target, text + chain, len(text) - 1, first, ITSELF)[len(text) - 1 : -1]
         for depth, (row, sure) in enumerate(zip(logits, torch.softmax(logits, -1).amax(-1).tolist())):
             children = [token for token, parent in zip(tokens, parents) if parent == depth - 1]
-            assert children == row.sort(descending=True).indices[: CANDIDATES[int(10 * sure)]].tolist()
+            assert children == row.sort(descending=True).indices[: TRIED[int(10 * sure)]].tolist()
             widths.add(len(children))
         assert tokens[:3] == chain and max(parents) == 1
     assert len(widths) > 1

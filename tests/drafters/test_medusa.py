@@ -207,11 +207,14 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: Medusa(medusa()[0], tree=[(0,), 1]), "is not a tree; allowed: rank tuples"),
     (lambda: Medusa(medusa()[0], -1), "num_draft_tokens=-1 is not allowed"),
     (lambda: Medusa(changed({"1.0.linear.weight": None})), r"lacks the tensor 1\.0\.linear\.weight"),
+    (lambda: Medusa(changed({"1.1.weight": None})), r"lacks the tensor 1\.1\.weight"),
+    (lambda: Medusa(mapped({"lm_heads.2.weight": None})), r"lacks the tensor lm_heads\.2\.weight"),
     (lambda: Medusa(changed({"odd.weight": torch.zeros(2)})), r"holds tensors that no drafter .*: odd\.weight"),
     (lambda: Medusa(changed({"0.0.linear.weight": torch.zeros(48, 48)})), "hidden size 48, but this one has 32"),
     (lambda: Medusa(changed({"2.1.weight": torch.zeros(104, 32)})), "vocabulary size 104, but this one has 97"),
     (lambda: Medusa(mapped({"token_map": None})), "vocabulary size 40, but this one has 97"),
-    (lambda: Medusa(mapped({"token_map": torch.full((40,), VOCAB)})), "token_map must give 40 ids below 97"),
+    (lambda: Medusa(mapped({"token_map": torch.full((40,), VOCAB)})), "token_map does not give .* 40 rows another"),
+    (lambda: Medusa(mapped({"token_map": torch.arange(40) // 2})), "token_map does not give each .* 40 rows another"),
     (lambda: Medusa(write({"medusa_num_heads": 3}, {"x": torch.zeros(1)})), "holds no Medusa head"),
 ]
 

@@ -224,6 +224,22 @@ def test_without_draws_there_are_no_scores_and_no_nodes() -> None:
         assert proposal.num_nodes == 0 and proposal.sizes.tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("acceptance", RULES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_chain_is_likely_as_far_as_its_score_goes_and_drawn_ones_one_further(
+    temperature: float, acceptance: str
+) -> None:
+    context = context_of(make_state([{"temperature": temperature, "seed": slot} for slot in range(4)]), acceptance)
+    for step in range(5):
+        context.draw(random_logits(random.Random(step), 3, 1, V), torch.full((3, 1), step - 1))
+    more = bool(RULES[acceptance].needs_probs and temperature)
+    scores = context.scores().exp().tolist()
+    for least in (0.001, 0.01, 0.1, 0.3, 1.0):
+        wanted = [next((n for n, score in enumerate(row) if score < least), 5) + more for row in scores]
+        assert context.likely(least).tolist() == wanted
+        assert context.drawn("x", most=context.likely(least)).sizes.tolist() == [min(5, n) for n in wanted]
+
+
 # The best of a tree.
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from paceline import LLM, DraftModel, NGram, SamplingParams
+from paceline import LLM, DraftModel, Eagle, NGram, SamplingParams
 from paceline.drafters.first_of import FirstOf
 from paceline.engine.engine import FEW
 from paceline.engine.runner import Runner
+from tests.drafters.tiny_eagle import tiny_eagle
 from tests.fakes import tiny_model
 from tests.kernels.tiny import tokens
 
@@ -49,8 +50,8 @@ def said(llm: LLM) -> list[Any]:
     return [(output.token_ids, output.logprobs) for output in outputs]
 
 
-def engine(kernels: str, acceptance: str) -> LLM:
-    drafter = FirstOf(NGram(4, 1, 3), DraftModel(tiny_model(layers=1, seed=1)))
+def engine(kernels: str, acceptance: str, drafter: Any = None) -> LLM:
+    drafter = drafter or FirstOf(NGram(4, 1, 3), DraftModel(tiny_model(layers=1, seed=1)))
     options: dict[str, Any] = {"device": "cpu", "max_model_len": 64, "prefix_caching": False}
     return LLM(tiny_model(), drafter, kernels=kernels, acceptance=acceptance, **options)
 
@@ -66,6 +67,18 @@ def test_another_default_dtype_changes_no_token(kernels: str, acceptance: str, d
         assert said(loaded) == wanted
         loaded = engine(kernels, acceptance)
     assert said(loaded) == wanted
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_another_default_dtype_is_nothing_to_a_drafter_that_knows_some_of_the_tokens(
+    kernels: str, default_dtype: Any
+) -> None:
+    head = Eagle(tiny_eagle("third"), 3)  # its logits are widened to the target's vocabulary
+    loaded = engine(kernels, "exact", head)
+    wanted = said(loaded)
+    default_dtype(torch.float64)
+    assert said(loaded) == wanted
+    assert said(engine(kernels, "exact", head)) == wanted
 
 
 FORK = """

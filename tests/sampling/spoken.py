@@ -24,6 +24,7 @@ ALPHA, POWER = 1e-4, 0.99
 
 
 SAMPLES, SMALL = 20_000, 6  # draw and verify alone
+LEAST = 0.15  # the chance below which a chain is shortened
 
 
 TEXTS, VOCAB = 4096, 11  # through the engine
@@ -43,7 +44,10 @@ def filled_state() -> SamplerState:
 
 
 def judge_drawn(parents: list[int], acceptance: str, how: str = "drawn") -> tuple[Judged, np.ndarray]:
-    """20000 sequences, each with a tree drawn by DraftContext (or chosen: always the same); and p, a row a depth."""
+    """20000 sequences, each with a tree drawn by DraftContext; and p, a row a depth.
+
+    how: drawn; shortened, where its chain is unlikely; or chosen, always the same.
+    """
     draws = np.random.default_rng(5)
     deepest = 4
     p = torch.from_numpy(draws.normal(0, 1, (deepest, SMALL))).float()
@@ -58,7 +62,8 @@ def judge_drawn(parents: list[int], acceptance: str, how: str = "drawn") -> tupl
             depth[node] = 1 + (depth[parent] if parent >= 0 else 0)
         above = torch.full((SAMPLES, 1), parent, dtype=torch.int64)
         context.draw(q[depth[family[0]] - 1].expand(SAMPLES, 1, -1), above, len(family))
-    proposal = context.drawn("drawn", chain=parents == list(range(-1, len(parents) - 1)))
+    most = context.likely(LEAST) if how == "shortened" else None
+    proposal = context.drawn("drawn", chain=parents == list(range(-1, len(parents) - 1)), most=most)
     if how == "chosen":
         chosen = torch.tensor([node % SMALL for node in range(len(parents))]).expand(SAMPLES, -1).clone()
         proposal = Proposal(chosen, proposal.parents, proposal.sizes, proposal.chain)

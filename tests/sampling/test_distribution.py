@@ -45,6 +45,12 @@ def test_drawing_and_verifying_together_give_the_targets_distribution(acceptance
     check_spoken(SHAPES[shape], acceptance, how)
 
 
+@pytest.mark.parametrize("acceptance", ["rejection", "block"])
+def test_chains_that_end_where_they_are_unlikely_give_the_targets_distribution(acceptance: str) -> None:
+    """Were a draft left out because it is itself unlikely, its token would be said too seldom."""
+    check_spoken(SHAPES["chain"], acceptance, "shortened")
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_exact_gives_the_targets_distribution_and_drafts_with_its_noise(shape: str) -> None:
     check_spoken(SHAPES[shape], "exact")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,13 +19,16 @@ if TYPE_CHECKING:
     from paceline.kernels.cpu.recording import Recording
 
 
+_COLUMNS = (torch.float32, torch.int64, torch.int64, torch.int64, torch.float64, torch.float64)  # of a picking
+
+
 def draw(recordings: Sequence[Recording | None], chain: Chain, layers: Layers) -> Drafts:
     """The recordings are those of the links."""
     found = library()
     assert found is not None
+    _check(recordings, chain)
     feeding = chain.feeding
-    table = feeding.page_table
-    slots, starts, ends, first = (tensor.contiguous() for tensor in feeding[:4])
+    slots, starts, ends, first, table = (tensor.contiguous() for tensor in feeding[:5])
     batch = BatchStruct(len(slots))
     batch.slots, batch.positions, batch.first = slots.data_ptr(), starts.data_ptr(), first.data_ptr()
     batch.page_table, batch.table_width, batch.block_size = table.data_ptr(), table.shape[1], feeding.block_size
@@ -38,13 +42,31 @@ def draw(recordings: Sequence[Recording | None], chain: Chain, layers: Layers) -
     struct.tokens, struct.counts = tokens.data_ptr(), counts.data_ptr()
     for name, tensor in (("newest", chain.newest), ("ids", chain.ids), ("finals", chain.finals)):
         if tensor is not None:
-            held.append(tensor.contiguous())
+            held.append((tensor.to(torch.float32) if name == "finals" else tensor).contiguous())
             setattr(struct, name, held[-1].data_ptr())
     if chain.picking is not None:
         held.append(_picking(chain.picking))
         struct.picking = ctypes.addressof(held[-1])
     found.paceline_chain(batch, struct)  # what they point at is held until here
     return Drafts(tokens, counts)
+
+
+def _check(recordings: Sequence[Recording | None], chain: Chain) -> None:
+    """The library trusts widths: what each head reads is there, and each network gives the state the next one reads."""
+    first, *others = recordings
+    if (chain.finals if first is None else chain.newest) is None or None in others:
+        raise ValueError("a chain needs `newest`, or `finals` where its first link has no network; all others have one")
+    for recording, link in zip(recordings, chain.links):
+        width = recording.width if recording is not None else chain.finals.shape[1] if chain.finals is not None else 0
+        if width != link.head.shape[1]:
+            raise ValueError(f"a chain's head reads {link.head.shape[1]} values, but is given {width}")
+    runs = [recording for recording in recordings if recording is not None]
+    for before, run in pairwise(runs):
+        wanted = dict(before.named)
+        if chain.state is not None:
+            wanted[chain.state[0]] = before.taps[chain.state[1]]
+        if list(run.named.items()) != list(wanted.items()) or run.bounds != before.bounds:
+            raise ValueError(f"a chain's network asks for {run.named} {run.bounds}; given: {wanted} {before.bounds}")
 
 
 def _link(recording: Recording | None, link: Link) -> LinkStruct:
@@ -73,7 +95,7 @@ def _give(batch: BatchStruct, recordings: Sequence[Recording | None], chain: Cha
 
 
 def pick(logits: Tensor, picking: Picking) -> Tensor:
-    """[R, V] float32 → [R] tokens; -1 where none can be picked."""
+    """[R, V] → [R] tokens; -1 where none can be picked."""
     found = library()
     assert found is not None
     logits = logits.to(torch.float32).contiguous()
@@ -85,7 +107,7 @@ def pick(logits: Tensor, picking: Picking) -> Tensor:
 def _picking(picking: Picking) -> PickingStruct:
     """Points at tensors that the caller holds."""
     columns = (picking.temperature, picking.noisy, picking.first, picking.second, *picking.tables)
-    assert all(column.is_contiguous() for column in columns)
+    assert all(column.is_contiguous() and column.dtype == dtype for column, dtype in zip(columns, _COLUMNS))
     return PickingStruct(*(column.data_ptr() for column in columns))
 
 

@@ -174,8 +174,8 @@ class Recording:
         final = model.describe(recorder)
         recorder.tap(FINAL, final)
         self.width, self.taps = final.width, recorder.taps
-        self._held, self._named, self._bounds = recorder.held, recorder.named, recorder.bounds
-        self.asks = bool(self._named or self._bounds)  # whether it has inputs by name
+        self._held, self.named, self.bounds = recorder.held, recorder.named, recorder.bounds
+        self.asks = bool(self.named or self.bounds)  # whether it has inputs by name
         self.looks = recorder.looks
         codes = {OPERATIONS[op["code"]] for op in recorder.ops}
         self._embeds, self._places = "embed" in codes, bool(codes & {"positions", "rope", "attention"})
@@ -184,7 +184,7 @@ class Recording:
         self._ops = (Op * len(recorder.ops))(*(self._struct(op, places) for op in recorder.ops))
         offsets = [sum(buffers[:i]) for i in range(len(buffers))]
         self._buffers = (Buffer * len(buffers))(*(Buffer(o, w) for o, w in zip(offsets, buffers)))
-        sizes = len(buffers), sum(buffers), len(self._bounds)
+        sizes = len(buffers), sum(buffers), len(self.bounds)
         self.program = Program(self._ops, len(self._ops), self._buffers, *sizes)
 
     def check(self, inputs: Inputs) -> None:
@@ -195,8 +195,8 @@ class Recording:
 
     def hand_over(self, batch: BatchStruct, inputs: Inputs) -> list[Any]:
         """The named inputs and the bounds it asks for, as arrays of addresses; what is answered must be held."""
-        named = [inputs.find(name, width).to(torch.float32).contiguous() for name, width in self._named.items()]
-        bounds = [inputs.find(name, None).contiguous() for name in self._bounds]
+        named = [inputs.find(name, width).to(torch.float32).contiguous() for name, width in self.named.items()]
+        bounds = [inputs.find(name, None).contiguous() for name in self.bounds]
         arrays = [(ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors)) for tensors in (named, bounds)]
         batch.named, batch.bounds = (ctypes.addressof(array) for array in arrays)
         return [named, bounds, arrays]

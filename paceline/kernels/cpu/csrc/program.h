@@ -91,7 +91,7 @@ struct Chain {
     int64_t steps, null_slot;
     const int64_t* newest;   // [rows] what the first network is fed
     const int64_t* ends;     // [rows] a draft at or beyond is fed to nobody
-    const int64_t* ids;      // [head rows] the token each logit stands for, rising; nullptr: its own number
+    const int64_t* ids;      // [head rows] the token each logit stands for; nullptr: its own number
     const float* finals;     // [rows, H] what the first is picked from, if it has no network
     const Picking* picking;  // nullptr: the likeliest of all
     double least;            // a row ends before the draft with which its chain's chance, as the network sees it, falls below
