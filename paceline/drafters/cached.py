@@ -93,7 +93,8 @@ class CachedDrafter(QuietDrafter):
         again = alone < own
         first = alone * pool.block_size if again else min(own * pool.block_size, start)
         read = first if again else start
-        self.read[slot], self.first[slot] = read, first + self.begins
+        seen = min(first + self.begins, max(0, self._reach - 2))  # whoever is beyond reads the last two, for nobody
+        self.read[slot], self.first[slot] = read, seen
         standing.first, standing.marked = first, first // pool.block_size
         standing.behind += start - read
 

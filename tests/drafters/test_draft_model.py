@@ -383,6 +383,16 @@ def test_a_learned_position_model_stops_drafting_where_its_positions_end(behind:
     spy.made.check(gpt2(32))
 
 
+@pytest.mark.parametrize("behind", [None, 1, 2])
+def test_a_hit_beyond_a_learned_position_models_end_leaves_nothing_to_read(behind: int | None) -> None:
+    """Pages that samples share are not read again: what it may see begins where its positions have ended."""
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=6, n=3, ignore_eos=True)
+    llm = tiny_llm(None, behind=behind, block_size=4)
+    wanted = [sample.token_ids for sample in llm.generate([PROMPTS[3]], params)[0].outputs]
+    llm.set_drafter(DraftModel(gpt2(10), 3))  # the prompt's 24 tokens are there, and none of their pages is its own
+    assert [sample.token_ids for sample in llm.generate([PROMPTS[3]], params)[0].outputs] == wanted
+
+
 @pytest.mark.parametrize("count", [0, -1, 2.5])
 def test_a_draft_length_below_one_is_refused(count: Any) -> None:
     with pytest.raises(OptionError, match="1 or more"):
