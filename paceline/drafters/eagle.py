@@ -40,11 +40,11 @@ class Eagle:
 
     num_draft_tokens: the most tokens to propose, of all branches together.
     tree: chain, static (EAGLE-1's tree of 25) or dynamic (EAGLE-2's, which grows where drafts are likely).
-    top_k: children of a node, and nodes that grow on a level, of a dynamic tree.
-    depth: levels of a dynamic tree below its first.
+    top_k: children of a node, and nodes that grow on a level, of a dynamic tree; refused without one.
+    depth: levels of a dynamic tree below its first; refused without one.
     layer_ids: the target's states an EAGLE-3 head reads, each by the layers before it, as (2, 15, 27) or "2/15/27".
     norm_before_residual: whether an EAGLE-3 head adds to the normed state, where its config is wrong about it.
-    min_probability: a chain ends where the head itself gives all of it a smaller chance; 0 drafts to the end.
+    min_probability: a chain ends where the head itself gives all of it a smaller chance; 0: at its end. No tree does.
     quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
     """
 
@@ -64,6 +64,10 @@ class Eagle:
         check_number("min_probability", self.min_probability, 0.0, 1.0)
         if self.tree not in SHAPES:
             raise OptionError(f"tree={self.tree!r} is not allowed; allowed: {', '.join(SHAPES)}")
+        for name, shape in (("top_k", "dynamic"), ("depth", "dynamic"), ("min_probability", "chain")):
+            given = getattr(self, name)
+            if self.tree != shape and given != getattr(Eagle, name):
+                raise OptionError(f"{name}={given} has no effect with tree={self.tree!r}; it is for tree={shape!r}")
         eagle_form.read_ids(self.layer_ids)
         check_packing(self.quantization)
 
@@ -127,6 +131,7 @@ class EagleDrafter(StateReader):
         root = Frontier(torch.full_like(context.slots, ROOT)[:, None], logits[:, None], states[:, None], None)
         if self.network.form.mask is not None:
             self._draw_parallel(context, root, most)
+            most = self._likely(context, most)
         elif self.config.tree == "static":
             self._fill(context, root, most)
         elif self.config.tree == "dynamic":
