@@ -9,7 +9,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline import DraftModel, Glide, NGram, Suffix
+from paceline import DraftModel, Glide, NGram, Pard, Suffix
 from paceline.drafters.table import KINDS, find_method
 
 
@@ -214,6 +214,9 @@ CASES |= {
         NGram(), method="ngram", rejection_sample_method="block"
     ),
     "vLLM-speculative_config.parallel_drafting-False": config(DraftModel("d"), model="d", parallel_drafting=False),
+    "vLLM-speculative_config.parallel_drafting-True": config(
+        Pard("d", 7), method="draft_model", model="d", num_speculative_tokens=7, parallel_drafting=True
+    ),
     "vLLM-use_tqdm": call(use_tqdm=False),
     "vLLM-chat_template": call(chat_template="vicuna"),
     "vLLM-add_generation_prompt": call(add_generation_prompt=False),
@@ -348,13 +351,9 @@ for row, (given, why) in REFUSED.items():
     CASES[row] = Case({row.removeprefix("Colossal-Inference-").rpartition("-")[2]: given}, refusal=why)
 for rule, theirs in (("rejection", "standard"), ("block", "block")):
     CASES[f"vLLM-speculative_config.rejection_sample_method-{theirs}"].means["acceptance"] = rule
-for key, value, why in (
-    ("draft_tensor_parallel_size", 2, "only 1 is allowed"),
-    ("parallel_drafting", True, "not there yet; drafters that load: ngram"),
-):
-    later = config(None, model="d", **{key: value})
-    later.refusal = why
-    CASES[f"vLLM-speculative_config.{key}"] = later
+several = config(None, model="d", draft_tensor_parallel_size=2)
+several.refusal = "only 1 is allowed"
+CASES["vLLM-speculative_config.draft_tensor_parallel_size"] = several
 for kind in KINDS:  # of a drafter with weights the spelling needs no more than its row
     for method in kind.methods:
         case = config(kind.make({"model": "d"}) if kind.loads and kind.has_model else None, method=method, model="d")

@@ -17,6 +17,7 @@ from paceline.errors import OptionError, not_an_object
 
 NEEDS_DRAFTER = " needs a drafter to apply to: speculative_model (a model, or '[ngram]') or drafter"
 BY_NGRAM = ("[ngram]", "ngram")  # what stands for a model where none is meant
+AT_ONCE = ("pard", "dflash", "eagle")  # kinds whose files say whether all drafts are made in one pass
 ACCELERATOR = "-accelerator"  # what the name of every published MLP speculator ends with
 
 
@@ -35,10 +36,15 @@ def choose(reading: Reading, named: Collection[str] = ()) -> tuple[str, dict[str
         reading.pop("draft.method")  # it says what is known
     parts = reading.parts()
     method, model = parts.pop("method", None), parts.get("model")
+    at_once = parts.get("parallel") is not None
     if method is None and (model in BY_NGRAM or "rule" in parts):
         method = "ngram"
     elif method is None and model is not None:
         method = _kind_named(model) if isinstance(model, str) else MODEL.word
+    if at_once and method == MODEL.word:
+        method = AT_ONCE[0]
+    if at_once and method in AT_ONCE:
+        del parts["parallel"]
     if method is None:
         if inner:
             raise OptionError("speculative_config needs 'model', the draft model, or a 'method' that has none")
@@ -50,7 +56,7 @@ def choose(reading: Reading, named: Collection[str] = ()) -> tuple[str, dict[str
                 raise OptionError(f"speculative_model={model!r} needs ngram_prompt_lookup_max, a number of 1 or more")
             parts.setdefault("min_match", 1)
     elif model is None and "model" in options_of(method):
-        raise OptionError(f"{reading.written('draft.method')} needs the draft model, too")
+        raise OptionError(f"{reading.written('draft.method')} needs a model, too: a folder or a hub id")
     return method, applicable(reading, [method], parts)
 
 

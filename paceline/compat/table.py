@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.drafters.table import KINDS, find_method, listed
+from paceline.drafters.table import KINDS, find_method
 
 LIBRARY, COMMAND_LINE, BOTH = "library", "command line", "both"
 VLLM, LMFLOW, COLOSSAL, PADDLE = "vLLM", "LMFlow", "Colossal-Inference", "PaddleNLP"
@@ -134,7 +134,9 @@ def _vllm() -> Iterator[Spelling]:
     for name in ("max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob"):
         yield Spelling(VLLM, f"{inside}suffix_decoding_{name}", f"draft.{name}", RENAMED)
     yield from _only(VLLM, f"{inside}draft_tensor_parallel_size", "1", f"a drafter runs on {ONE_DEVICE}")
-    yield from _only(VLLM, f"{inside}parallel_drafting", "False", f"drafters that load: {listed()}")
+    yield Spelling(VLLM, f"{inside}parallel_drafting", "", SAME, value="False", switch=True)
+    at_once = "a draft model is then PARD; of an EAGLE head the files say it"
+    yield Spelling(VLLM, f"{inside}parallel_drafting", "draft.parallel=True", RENAMED, value="True", note=at_once)
     idle = "max_model_len disable_by_batch_size disable_logprobs revision enforce_eager attention_backend "
     for name in f"{idle} disable_padded_drafter_batch draft_sample_method".split():
         yield Spelling(VLLM, inside + name, "", NO_EFFECT)
