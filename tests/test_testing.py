@@ -109,6 +109,8 @@ def test_an_entry_point_is_a_word() -> None:
         make(5)
     with pytest.raises(OptionError, match="did you mean 'exit2'"):
         make("exit22")
+    with pytest.raises(OptionError, match="--drafter 'mine:num_draft_tokens=6': mine takes no options"):
+        parse("mine:num_draft_tokens=6")  # a class; options are the fields of a dataclass
 
 
 @pytest.mark.usefixtures("package")

@@ -20,6 +20,8 @@ def read_word(word: str) -> tuple[Kind, dict[str, Any]]:
     kind = None if there else table.find(word)
     if kind is not None:
         return kind, {}
+    if not there:
+        _refuse_colon(word)
     known = [NONE, *(one.word for one in table.kinds())]
     near = nearest(word, known)
     if near and not there:
@@ -28,6 +30,15 @@ def read_word(word: str) -> tuple[Kind, dict[str, Any]]:
     if held is not None and not held.loads:
         raise formats.not_yet(word, held)
     return held or table.MODEL, {"model": word}
+
+
+def _refuse_colon(word: str) -> None:
+    """`eagle:PATH`, or the command line's `eagle:model=PATH` given in Python, is no model's name."""
+    kind = table.find(word.partition(":")[0]) if ":" in word else None
+    if kind is not None:
+        option, name = "model=…" if kind.has_model else "option=…", kind.home.rpartition(":")[2]
+        written = f"{kind.word}:{option} on the command line, {name}({option}) in Python"
+        raise OptionError(f"drafter {word!r} is not known; allowed: {written}")
 
 
 def make(given: Any, num_draft_tokens: int | None = None) -> DrafterConfig | None:

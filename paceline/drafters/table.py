@@ -149,7 +149,7 @@ KINDS = (
         "a block of drafts that see one another, over the target's states",
         "paceline.drafters.dflash:DFlash",
         ("dflash",),
-        marks=Marks((), "DFlash", ("dflash_config",)),
+        marks=Marks((), "DFlash", ("dflash_config",), "", ("dflash",)),
     ),
     Kind(
         "eagle",
