@@ -36,9 +36,8 @@ def _refuse_colon(word: str) -> None:
     """`eagle:PATH`, or the command line's `eagle:model=PATH` given in Python, is no model's name."""
     kind = table.find(word.partition(":")[0]) if ":" in word else None
     if kind is not None:
-        option, name = "model=…" if kind.has_model else "option=…", kind.home.rpartition(":")[2]
-        written = f"{kind.word}:{option} on the command line, {name}({option}) in Python"
-        raise OptionError(f"drafter {word!r} is not known; allowed: {written}")
+        option = "model=…" if kind.has_model else "option=…"
+        raise OptionError(f"drafter {word!r} is not known; allowed: {kind.written(option)}")
 
 
 def make(given: Any, num_draft_tokens: int | None = None) -> DrafterConfig | None:

@@ -73,6 +73,10 @@ class Kind:
         """Its page in docs/drafters, called as its module is."""
         return self.home.partition(":")[0].rpartition(".")[2].replace("_", "-")
 
+    def written(self, option: str) -> str:
+        """How a user gives it an option, in a sentence."""
+        return f"{self.word}:{option} on the command line, {self.home.rpartition(':')[2]}({option}) in Python"
+
     @property
     def options(self) -> tuple[str, ...]:
         return options_of(self.config)
@@ -84,7 +88,7 @@ class Kind:
     def make(self, options: Mapping[str, Any]) -> Any:
         """Its config with these options."""
         if self.has_model and options.get("model") is None:
-            raise OptionError(f"drafter {self.word!r} needs a model; write {self.word}:model=NAME")
+            raise OptionError(f"drafter {self.word!r} needs a model; write {self.written('model=…')}")
         return self.config(**options)
 
 

@@ -46,7 +46,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Kind:
 
 def test_a_row_brings_a_word_with_options(toy: Kind) -> None:
     assert parse("toy:model=a/b,num_draft_tokens=2") == Toy("a/b", 2)
-    with pytest.raises(OptionError, match="drafter 'toy' needs a model; write toy:model=NAME"):
+    with pytest.raises(OptionError, match="drafter 'toy' needs a model; write toy:model=… on the command line"):
         make("toy")
     with pytest.raises(OptionError, match="did you mean 'toy'"):
         make("toyy")
