@@ -27,6 +27,8 @@ def ours(row: Any) -> str:
         library, flag = f"drafter={word if word == 'MODEL' else repr(word)}", f"--drafter {word}"
     else:
         having = [kind.word for kind in loadable() if part in kind.options]
+        if not having:
+            return ""
         word, told = having[0] if len(having) == 1 else "WORD", f"{part}={value or '…'}"
         library, flag = f"the drafter's {told}", f"--drafter {word}:{told}"
     return {LIBRARY: library, COMMAND_LINE: flag, BOTH: f"{library}, {flag}"}[row.where]

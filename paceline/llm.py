@@ -65,8 +65,8 @@ class LLM(Shared):
     """A model, and the drafter that rides ahead of it.
 
     model: an alias, a folder, a hub id, a .gguf file, or a transformers model object (then give its tokenizer too).
-    drafter: None, "ngram", "suffix", a draft model's name, path or object, or NGram(…), Suffix(…), DraftModel(…),
-    FirstOf(…). num_draft_tokens: the draft length of a drafter without its own.
+    drafter: None, a word ("ngram", "suffix"), a draft model's name or object, the path of any drafter, or a config:
+    NGram(…), Eagle(…), FirstOf(…). num_draft_tokens: the draft length of a drafter without its own.
     It may be called from several threads at once; `close()`, or the end of a `with` block, frees its memory.
     Further options: see EngineOptions. The spellings of vLLM, LMFlow, Colossal-Inference and PaddleNLP are understood.
     """

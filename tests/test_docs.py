@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import re
 import shlex
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ from paceline.models import catalog, families, loader
 from paceline.outputs import Chunk, CompletionOutput, RequestOutput, Score
 from paceline.sampling.rules import RULES
 from paceline.templates import PromptTemplate
+from tests.drafters import tiny_eagle
 from tests.fakes import tiny_llm
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -348,10 +350,23 @@ def _raise_other_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary._check_same({0: "!", 1: "a"}, {0: "<|endoftext|>", 1: "a"})
 
 
+def _other_target(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.chdir(folder)
+        facts = tiny_eagle.Facts(target=48)
+        tiny_eagle.write(tiny_eagle.random_tensors(facts), tiny_eagle.config_of(facts), Path("my-head"))
+        try:
+            tiny_llm(drafter=kind("my-head"))
+        finally:
+            monkeypatch.undo()
+
+
 TROUBLES = {
     "native": _raise_no_native,
     "memory": _raise_no_memory,
     "vocabulary": _raise_other_vocabulary,
+    "another target": lambda monkeypatch: _other_target(monkeypatch, Eagle),
+    "another kind": lambda monkeypatch: _other_target(monkeypatch, DraftModel),
     "prompt": lambda monkeypatch: tiny_llm(max_model_len=256).generate([5] * 300),
     "template": lambda monkeypatch: PromptTemplate(None, None).render([{"role": "user", "content": "hello"}]),
     "tokenizer": lambda monkeypatch: tiny_llm().generate("hello"),

@@ -77,6 +77,14 @@ def test_an_object_is_a_drafter_and_every_engine_has_a_copy_of_it() -> None:
     assert one.engine.drafter.next and not mine.next and not other.engine.drafter.next  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("missing", ["name", "max_nodes", "propose"])
+def test_a_drafter_that_lacks_what_every_one_has_is_refused_in_a_sentence(missing: str) -> None:
+    has = {"name": "mine", "max_nodes": 2, "propose": Guessing.propose}
+    mine = type("Mine", (QuietDrafter,), {name: value for name, value in has.items() if name != missing})
+    with pytest.raises(OptionError, match=f"Mine has no {missing}; a drafter has name, max_nodes and propose"):
+        tiny_llm(mine())
+
+
 # Found by a word
 
 
@@ -109,6 +117,8 @@ def test_an_entry_point_is_a_word() -> None:
         make(5)
     with pytest.raises(OptionError, match="did you mean 'exit2'"):
         make("exit22")
+    with pytest.raises(OptionError, match="--drafter 'mine:num_draft_tokens=6': mine takes no options"):
+        parse("mine:num_draft_tokens=6")  # a class; options are the fields of a dataclass
 
 
 @pytest.mark.usefixtures("package")

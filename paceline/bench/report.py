@@ -123,6 +123,8 @@ def footnotes(data: Data) -> list[str]:
     told = [row for row in data["variants"] if data["kind"] == "compare" and row["label"] not in row["name"]]
     notes = [f"{row['label']}: {row['name']}" for row in told]
     notes += [_interval_note(data)] if any(row["speed_up_interval"] for row in data["variants"]) else []
+    if any(row.get("trees") for row in data["variants"]):
+        notes.append("drafts accepted, of a tree: by its depth, not by its nodes, each of which is a row to compute")
     if data["kind"] == "sweep":
         notes.append(
             "repeated 4-grams: the share of runs of four tokens that stood in the same answer before; text that goes "

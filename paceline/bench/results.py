@@ -97,6 +97,7 @@ def _record_variant(result: Comparison, measured: Measured) -> dict[str, Any]:
     return {
         "drafter": None if config is None else repr(config),
         "draft_length": measured.variant.draft_length,
+        "trees": config is not None and config.create().trees,
         "seconds": [done.seconds for done in measured.passes],
         "median_seconds": measured.seconds,
         "tokens": first.tokens,

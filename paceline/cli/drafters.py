@@ -44,6 +44,8 @@ def parse(spec: str) -> Any:
     known = typing.get_type_hints(kind.config)
     hints = {name: known[name] for name in kind.options}
     for name, text in options.items():
+        if not hints:
+            raise OptionError(f"--drafter {spec!r}: {word} takes no options")
         if name not in hints:
             raise OptionError(f"--drafter {spec!r}: " + unknown_option(name, list(hints)))
         if name in values:

@@ -42,8 +42,8 @@ def choose(reading: Reading, named: Collection[str] = ()) -> tuple[str, dict[str
             raise OptionError("speculative_config needs 'model', the draft model, or a 'method' that has none")
         return None
     kind = find(method)
-    if kind is not None and kind.has_model and parts.pop("parallel", False):
-        method = kind.parallel or method
+    if kind is not None and kind.parallel and parts.pop("parallel", False):
+        method = kind.parallel
     if method == "ngram" and model in BY_NGRAM:
         del parts["model"]
         if model == BY_NGRAM[0] and not inner:  # as vLLM had it
@@ -51,7 +51,7 @@ def choose(reading: Reading, named: Collection[str] = ()) -> tuple[str, dict[str
                 raise OptionError(f"speculative_model={model!r} needs ngram_prompt_lookup_max, a number of 1 or more")
             parts.setdefault("min_match", 1)
     elif model is None and "model" in options_of(method):
-        raise OptionError(f"{reading.written('draft.method')} needs the draft model, too")
+        raise OptionError(f"{reading.written('draft.method')} needs a model, too: a folder or a hub id")
     return method, applicable(reading, [method], parts)
 
 

@@ -21,6 +21,8 @@ def read_word(word: str) -> tuple[Kind, dict[str, Any]]:
     kind = None if there else table.find(word)
     if kind is not None:
         return kind, {}
+    if not there:
+        _refuse_colon(word)
     known = [NONE, *(one.word for one in table.kinds())]
     near = None if there or "/" in word else nearest(word, known)  # no word has a slash; hub ids and paths have
     if near:
@@ -29,6 +31,14 @@ def read_word(word: str) -> tuple[Kind, dict[str, Any]]:
     if held is not None and not held.loads:
         raise formats.not_yet(word, held)
     return held or table.MODEL, {"model": word}
+
+
+def _refuse_colon(word: str) -> None:
+    """`eagle:PATH`, or the command line's `eagle:model=PATH` given in Python, is no model's name."""
+    kind = table.find(word.partition(":")[0]) if ":" in word else None
+    if kind is not None:
+        option = "model=…" if kind.has_model else "option=…"
+        raise OptionError(f"drafter {word!r} is not known; allowed: {kind.written(option)}")
 
 
 def make(given: Any, num_draft_tokens: int | None = None) -> DrafterConfig | None:

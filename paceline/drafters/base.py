@@ -21,6 +21,7 @@ from torch import Tensor
 
 from paceline.cache.slots import Slots
 from paceline.drafters.tree import Proposal
+from paceline.errors import OptionError
 from paceline.kernels.chain import Drafts, Picking
 from paceline.kernels.ops import LayerSpec
 from paceline.models.base import FINAL, Model
@@ -290,6 +291,9 @@ class QuietDrafter:
 
     def create(self) -> Self:
         """So that a drafter may stand where a config does: a fresh copy for each engine, as it is before `plan`."""
+        for needed in ("name", "max_nodes", "propose"):
+            if not hasattr(self, needed):
+                raise OptionError(f"{type(self).__name__} has no {needed}; a drafter has name, max_nodes and propose")
         return copy.deepcopy(self)
 
     def plan(self, target: Target) -> Needs:

@@ -41,11 +41,11 @@ class Eagle:
 
     num_draft_tokens: the most tokens to propose, of all branches together; None: what its files say, else 5.
     tree: chain, static (EAGLE-1's tree of 25) or dynamic (EAGLE-2's, which grows where drafts are likely).
-    top_k: children of a node, and nodes that grow on a level, of a dynamic tree.
-    depth: levels of a dynamic tree below its first.
+    top_k: children of a node, and nodes that grow on a level, of a dynamic tree; refused without one.
+    depth: levels of a dynamic tree below its first; refused without one.
     layer_ids: the target's states an EAGLE-3 head reads, each by the layers before it, as (2, 15, 27) or "2/15/27".
     norm_before_residual: whether an EAGLE-3 head adds to the normed state, where its config is wrong about it.
-    min_probability: a chain ends where the head itself gives all of it a smaller chance; 0 drafts to the end.
+    min_probability: a chain ends where the head itself gives all of it a smaller chance; 0: at its end. No tree does.
     quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
     """
 
@@ -67,8 +67,10 @@ class Eagle:
         check_number("min_probability", self.min_probability, 0.0, 1.0)
         if self.tree not in SHAPES:
             raise OptionError(f"tree={self.tree!r} is not allowed; allowed: {', '.join(SHAPES)}")
-        if self.tree != "chain" and self.min_probability:
-            raise OptionError(f"min_probability is for chains, and tree={self.tree!r} is none; give one of the two")
+        for name, shape in (("top_k", "dynamic"), ("depth", "dynamic"), ("min_probability", "chain")):
+            given = getattr(self, name)
+            if self.tree != shape and given != getattr(Eagle, name):
+                raise OptionError(f"{name}={given} has no effect with tree={self.tree!r}; it is for tree={shape!r}")
         eagle_form.read_ids(self.layer_ids)
         check_packing(self.quantization)
 

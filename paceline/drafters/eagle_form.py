@@ -162,13 +162,13 @@ def _states(
         ids = [number + 1 for number in ids]
     if any(not is_whole(number) or not 0 <= number <= last for number in ids):
         raise CheckpointError(
-            f"{checkpoint.label} reads states after {ids} layers, but this target has {last}; "
-            "layer_ids=(…) names others"
+            f"{checkpoint.label} reads states after {ids} layers, but this target has {last}; it was made "
+            "for another target, or layer_ids=(…) names others"
         )
     if len(ids) * width != columns:
         raise CheckpointError(
             f"{checkpoint.label} reads {columns // width} states of this target's hidden size {width}, but is given "
-            f"{len(ids)}: after {ids} layers; layer_ids=(…) names others"
+            f"{len(ids)}: after {ids} layers; it was made for another target, or layer_ids=(…) names others"
         )
     return tuple(ids)
 

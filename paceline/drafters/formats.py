@@ -72,7 +72,7 @@ def not_yet(path: str, kind: Kind) -> OptionError:
 
 def _refuse(path: str, kind: Kind | None) -> None:
     if kind is not None and kind.loads:
-        raise OptionError(f"{path} holds {kind.called}, not a draft model; write {kind.word}:model={path}")
+        raise OptionError(f"{path} holds {kind.called}, not a draft model; write {kind.written('model=…')}")
     if kind is not None:
         raise not_yet(path, kind)
 

@@ -43,7 +43,7 @@ class Kind:
     word: what users call it. called: the same inside a sentence. does: what it does, for help.
     home: module:class of its config; without one it is known, but cannot be loaded yet.
     methods: what vLLM calls it, and PaddleNLP where it has it. files: weight files only this kind has.
-    parallel: the word of what vLLM takes it for where it is told to draft in one pass.
+    parallel: the word of what vLLM means by it told to draft in one pass; its own where its files say that anyway.
     """
 
     word: str
@@ -75,6 +75,10 @@ class Kind:
         """Its page in docs/drafters, called as its module is."""
         return self.home.partition(":")[0].rpartition(".")[2].replace("_", "-")
 
+    def written(self, option: str) -> str:
+        """How a user gives it an option, in a sentence."""
+        return f"{self.word}:{option} on the command line, {self.home.rpartition(':')[2]}({option}) in Python"
+
     @property
     def options(self) -> tuple[str, ...]:
         return options_of(self.config)
@@ -86,7 +90,7 @@ class Kind:
     def make(self, options: Mapping[str, Any]) -> Any:
         """Its config with these options."""
         if self.has_model and options.get("model") is None:
-            raise OptionError(f"drafter {self.word!r} needs a model; write {self.word}:model=NAME")
+            raise OptionError(f"drafter {self.word!r} needs a model; write {self.written('model=…')}")
         return self.config(**options)
 
 
@@ -153,6 +157,7 @@ KINDS = (
         "paceline.drafters.dflash:DFlash",
         ("dflash",),
         marks=Marks((), "DFlash", ("dflash_config",), algorithms=("dflash",)),
+        parallel="dflash",
     ),
     Kind(
         "eagle",
@@ -161,6 +166,7 @@ KINDS = (
         "paceline.drafters.eagle:Eagle",
         ("eagle", "eagle3", "peagle"),
         Marks(("eagle",), "Eagle3", (), r"(model\.)*(midlayer\.|fc\.weight$|d2t$|t2d$)", ("eagle", "eagle3", "peagle")),
+        parallel="eagle",
     ),
     Kind(
         "glide",
@@ -181,6 +187,7 @@ KINDS = (
         "a draft model that drafts all tokens in one pass",
         "paceline.drafters.pard:Pard",
         marks=Marks(keys=("pard_token",)),
+        parallel="pard",
     ),
     Kind(
         "lookahead",

@@ -98,6 +98,12 @@ def test_a_difference_shows_in_the_table_the_footnotes_and_the_verdict() -> None
     assert report.differences(record(result)) == ["suffix, prompt 1: differs from token 1 on"]
 
 
+def test_a_note_says_what_acceptance_of_a_tree_counts() -> None:
+    said = "drafts accepted, of a tree: by its depth, not by its nodes, each of which is a row to compute"
+    assert said in report.footnotes(record(example("suffix:tree=true")))
+    assert said not in report.footnotes(record(example("suffix")))
+
+
 def test_notes_say_how_intervals_were_found_and_what_was_interrupted() -> None:
     result = example("ngram")
     said = "95% intervals: paired bootstrap over 2 prompts and 1 round, 2000 resamples"

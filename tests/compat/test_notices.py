@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from paceline import LLM, DraftModel, NGram, Suffix
+from paceline import LLM, DraftModel, Medusa, NGram, Suffix
 from paceline.compat import Notices, read_request, translate
 from tests.compat.probe import KNOWN, PROMPT, shown
 from tests.fakes import tiny_llm, tiny_model
@@ -25,6 +25,11 @@ INAPPLICABLE = [
         {"speculative_config": {"method": "suffix", "prompt_lookup_max": 3, "use_heterogeneous_vocab": True}},
         Suffix(),
         ["speculative_config.prompt_lookup_max=3", "speculative_config.use_heterogeneous_vocab=True"],
+    ),
+    (
+        {"speculative_config": {"method": "medusa", "model": "d", "parallel_drafting": True}},
+        Medusa("d"),
+        ["speculative_config.parallel_drafting=True"],
     ),
     ({"speculate_method": "None", "speculate_max_draft_token_num": 3}, None, ["speculate_max_draft_token_num=3"]),
     ({"drafter": "suffix", "ngram_prompt_lookup_max": 3}, Suffix(), ["ngram_prompt_lookup_max=3"]),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline import DraftModel, NGram, Suffix
+from paceline import DraftModel, Eagle, NGram, Pard, Suffix
 from paceline.compat import SPELLINGS, Notices, read_call, read_request, table, translate
 from paceline.compat.reading import READERS
 from paceline.compat.table import Spelling
@@ -83,6 +83,8 @@ OLD: list[tuple[dict[str, Any], Any]] = [
     ({"speculative_config": {"method": "ngram", "model": "ngram"}}, NGram(5)),
     ({"speculative_config": '{"method": "ngram", "prompt_lookup_max": 3}'}, NGram(5, max_match=3)),
     ({"speculative_config": {"method": None, "model": "d", "prompt_lookup_max": None}}, DraftModel("d")),
+    ({"speculative_config": {"model": "d", "parallel_drafting": True}}, Pard("d")),
+    ({"speculative_config": {"method": "eagle3", "model": "d", "parallel_drafting": True}}, Eagle("d")),
     ({"quant_type": ""}, None),
 ]
 

@@ -173,12 +173,6 @@ def test_a_chain_drafted_in_parallel_ends_there_too(monkeypatch: pytest.MonkeyPa
     assert counts[0] > counts[1] > counts[2] == 0
 
 
-@pytest.mark.parametrize("tree", ["static", "dynamic"])
-def test_trees_do_not_end_where_chains_would(tree: str) -> None:
-    with pytest.raises(OptionError, match=f"min_probability is for chains, and tree='{tree}' is none; give one"):
-        Eagle("somewhere", tree=tree, min_probability=0.1)
-
-
 @pytest.mark.parametrize("given", [-0.1, 1.5, "much", True, float("nan")])
 def test_a_probability_lies_between_0_and_1(given: Any) -> None:
     with pytest.raises(OptionError, match=r"^min_probability=.* is not allowed; allowed: a number from 0 up to 1$"):

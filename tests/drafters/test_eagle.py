@@ -20,7 +20,7 @@ from paceline.errors import CheckpointError, OptionError
 from paceline.kernels.cpu.library import library
 from tests.drafters.contract import prompts
 from tests.drafters.eagle_by_hand import Hand, Node
-from tests.drafters.tiny_eagle import Facts, Tensors, config_of, deep_target, random_tensors, renamed, write
+from tests.drafters.tiny_eagle import Facts, Tensors, config_of, deep_target, random_tensors, renamed, tiny_eagle, write
 
 MAX_TOKENS = 8
 FIRST, THIRD = Facts(third=False, bias=True), Facts()
@@ -333,3 +333,26 @@ def test_maps_that_were_left_at_zero_mean_all_tokens() -> None:
 def test_options_that_are_not_allowed_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="is not allowed; allowed: "):
         Eagle("head", **options)
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"depth": 3}, "depth=3 has no effect with tree='chain'; it is for tree='dynamic'"),
+        ({"top_k": 3, "tree": "static"}, "top_k=3 has no effect with tree='static'; it is for tree='dynamic'"),
+        ({"min_probability": 0.1, "tree": "dynamic"}, "min_probability=0.1 has no effect with tree='dynamic';"),
+    ],
+)
+def test_an_option_of_another_shape_is_refused_and_not_left_out(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        Eagle("head", **options)
+    assert str(refused.value).startswith(said)
+
+
+def test_a_parallel_chain_ends_where_the_head_finds_it_unlikely() -> None:
+    counts = []
+    for least in (0.0, 0.02, 1.0):
+        drafter, outputs = run(Spy(tiny_eagle("parallel"), 4, min_probability=least))
+        assert outputs == plain()
+        counts.append(sum(len(paths) for _, paths in drafter.seen))
+    assert counts[0] > counts[1] > counts[2] == 0

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from paceline import LLM, DraftModel
+from paceline.drafters import make
 from paceline.drafters.formats import find_kind
 from paceline.errors import OptionError
 from tests.fakes import tiny_model
@@ -82,3 +83,23 @@ def test_a_word_nearly_a_drafter_s_is_answered_with_it(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     folder_with(Path("sufix"), {}, {})  # a folder of that name is what was meant
     LLM(tiny_model(), "sufix", kernels="reference", max_model_len=32)
+
+
+@pytest.mark.parametrize(
+    "given, allowed",
+    [
+        ("eagle:/some/head", "eagle:model=… on the command line, Eagle(model=…) in Python"),
+        ("eagle:model=/some/head", "eagle:model=… on the command line, Eagle(model=…) in Python"),
+        ("ngram:3", "ngram:option=… on the command line, NGram(option=…) in Python"),
+    ],
+)
+def test_options_behind_a_colon_are_not_taken_for_a_model_s_name(given: str, allowed: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        make(given)
+    assert str(refused.value) == f"drafter {given!r} is not known; allowed: {allowed}"
+
+
+def test_a_path_with_a_colon_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder_with(Path("eagle:3"), {}, {})
+    assert make("eagle:3") == DraftModel("eagle:3")

@@ -46,7 +46,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Kind:
 
 def test_a_row_brings_a_word_with_options(toy: Kind) -> None:
     assert parse("toy:model=a/b,num_draft_tokens=2") == Toy("a/b", 2)
-    with pytest.raises(OptionError, match="drafter 'toy' needs a model; write toy:model=NAME"):
+    with pytest.raises(OptionError, match="drafter 'toy' needs a model; write toy:model=… on the command line"):
         make("toy")
     with pytest.raises(OptionError, match="did you mean 'toy'"):
         make("toyy")
@@ -78,7 +78,7 @@ def test_a_row_is_measured_as_a_draft_model_is(toy: Kind, tmp_path: Path) -> Non
 def test_a_row_brings_its_method_elsewhere(toy: Kind) -> None:
     given = {"method": "toy_method", "model": "d", "num_speculative_tokens": 2}
     assert compat.translate({"speculative_config": given}, KNOWN)["drafter"] == Toy("d", 2)
-    with pytest.raises(OptionError, match="needs the draft model, too"):
+    with pytest.raises(OptionError, match="needs a model, too: a folder or a hub id"):
         compat.translate({"speculative_config": {"method": "toy_method"}}, KNOWN)
 
 
