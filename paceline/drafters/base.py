@@ -142,6 +142,29 @@ class Observation:
         crossing = Pairs(slots, tokens, places, self.before.states.to(self.states.dtype), self.before.known)
         return Pairs(*(torch.cat(parts) for parts in zip(crossing, rows)))
 
+    def known_pairs(self) -> tuple[Pairs, list[int]]:
+        """The pairs of the rows that were kept, and how many each sequence has, where the host knows it all: without
+        looking at a tensor."""
+        assert self.states is not None and not self.table.apart
+        decided = [] if self.verdict is None else self.verdict.read()
+        found: list[list[int]] = [[], [], [], []]
+        rows, slots, tokens, places = found
+        counts = []
+        for number, (slot, span, (count, _)) in enumerate(
+            zip(self.slot_list, self.batch.layout.spans, self.batch.places.shape)
+        ):
+            start, nodes = span.reach - span.num_rows, decided[number].nodes if number < len(decided) else []
+            kept = [*range(count), *(count + node for node in nodes)][: max(0, self.table.length(slot) - 1 - start)]
+            end = start + 1 + len(kept)
+            rows += [span.row + row for row in kept]
+            slots += [slot] * len(kept)
+            tokens += self.table.tokens.host[slot, start + 1 : end].tolist()
+            places += range(start + 1, end)
+            counts.append(len(kept))
+        row, slot_t, token, place = torch.tensor(found, dtype=torch.int64).unbind()
+        whole = torch.ones_like(row, dtype=torch.bool)
+        return Pairs(slot_t, token, place, self.states.index_select(0, row), whole), counts
+
 
 class Drawn(NamedTuple):
     """Children that were picked for P parents: tokens in target ids, and their numbers as nodes, all [B, P, count]."""

@@ -290,7 +290,7 @@ class StateReader(CachedDrafter):
     def observe(self, seen: Observation) -> None:
         for batch, states in self._pair_batches(seen):
             self.read_pairs(batch, states, seen.table)
-        self._ready[seen.slots] = True
+        self._ready.index_fill_(0, seen.batch.slots, True)
 
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         """Run rows of tokens x_{i+1}, each with the state f_i beside it, [T, W]."""
@@ -313,7 +313,11 @@ class StateReader(CachedDrafter):
 
     def _pair_batches(self, seen: Observation) -> Iterator[tuple[Batch, Tensor]]:
         """The pairs that became whole, as rows to be run: each batch with its rows' states, f_i beside x_{i+1}."""
-        pairs, table = seen.pairs(), seen.table
+        table, counts = seen.table, None
+        if not table.apart and seen.before is None:  # where the host knows them, other rows need not be run
+            pairs, counts = seen.known_pairs()
+        else:
+            pairs = seen.pairs()
         if seen.before is not None:
             crossing = len(seen.before.known)
             one_each = places_of(((1, 0),) * crossing, crossing, 0, table.device)
@@ -322,11 +326,7 @@ class StateReader(CachedDrafter):
             given = Static(reaches, None, torch.where(pairs.valid[:crossing], ends, 0), self.first[slots])
             yield pack_rows(one_each, slots, starts, table, self._cache.pool.block_size, given), pairs.states[:crossing]
             pairs = Pairs(*(part[crossing:] for part in pairs))
-        chosen = None
-        if not table.apart:  # where the host may look, rows that were not kept need not be run
-            chosen = pairs.valid.nonzero()[:, 0]
-            pairs = Pairs(*(part.index_select(0, chosen) for part in pairs))
-        batch = rows_at(seen.batch, pairs.slots, pairs.positions, pairs.tokens, table, chosen)
+        batch = rows_at(seen.batch, pairs.slots, pairs.positions, pairs.tokens, table, counts)
         batch.layout.first = torch.minimum(self.first[pairs.slots], batch.layout.positions)
         if len(pairs.slots):
             yield batch, pairs.states

@@ -287,27 +287,23 @@ def pack_rows(places: Places, slots: Tensor, starts: Tensor, table: Slots, block
 
 
 def rows_at(
-    batch: Batch, slots: Tensor, positions: Tensor, ids: Tensor, table: Slots, chosen: Tensor | None = None
+    batch: Batch, slots: Tensor, positions: Tensor, ids: Tensor, table: Slots, counts: list[int] | None = None
 ) -> Batch:
     """The rows of a batch, in its order, with other tokens at other places, all committed: what a drafter reads beside
     the target's own rows. slots, positions and ids are [T]; a row of the null slot is padding.
 
-    A row's place may be one behind its own, so its sequence reaches one further. chosen: only these rows of the batch,
-    whose `places` stay the whole batch's.
+    A row's place may be one behind its own, so its sequence reaches one further. counts: so many rows of each sequence
+    alone; the batch's `places` stay those of the whole.
     """
-    size, null, places = batch.layout.block_size, table.null, batch.places
-    positions = torch.where(slots == null, 0, positions)
-    write = table.pages.tensor[slots, positions // size] * size + positions % size
+    size = batch.layout.block_size
     spans = [span._replace(reach=span.reach + 1) for span in batch.layout.spans]
-    if chosen is not None:
-        spans = _spans_of(spans, torch.bincount(places.owner[chosen], minlength=len(spans)).tolist())
-    grid = places.grid if table.apart else None
+    if counts is None:
+        positions = torch.where(slots == table.null, 0, positions)
+    else:
+        firsts = np.cumsum([0, *counts]).tolist()
+        spans = [Span(row, count, span.reach) for span, row, count in zip(spans, firsts, counts) if count]
+    write = table.pages.tensor[slots, positions // size] * size + positions % size
+    grid = batch.places.grid if table.apart else None
     page_table = table.pages.tensor
     layout = Layout(slots, positions, positions + 1, None, None, positions, write, page_table, size, spans, grid)
-    return Batch(ids, layout, places, batch.slot_list)
-
-
-def _spans_of(spans: list[Span], counts: list[int]) -> list[Span]:
-    """The same sequences with other numbers of rows; who has none is left out."""
-    firsts = [0, *np.cumsum(counts).tolist()]
-    return [Span(row, count, span.reach) for span, row, count in zip(spans, firsts, counts) if count]
+    return Batch(ids, layout, batch.places, batch.slot_list)
