@@ -204,6 +204,10 @@ class Tapping(Replay):
     def observe(self, seen: Observation) -> None:
         super().observe(seen)
         pairs = seen.pairs()
+        if not seen.table.apart and seen.before is None:  # what the host knows of them is the same
+            known, counts = seen.known_pairs()
+            assert sum(counts) == len(known.slots) and len(counts) == len(seen.slot_list)
+            assert all(torch.equal(part[pairs.valid], other) for part, other in zip(pairs, known))
         crossing = len(pairs.slots) - len(seen.slots)
         for number, (slot, token, place, valid) in enumerate(
             zip(*(part.tolist() for part in (pairs.slots, pairs.tokens, pairs.positions, pairs.valid)))
