@@ -28,6 +28,7 @@ from paceline.engine.detokenizer import Detokenizer
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import Sequence
+from paceline.kernels.eager import EagerOps
 from paceline.models.base import Hidden
 from paceline.models.config import ModelConfig
 from paceline.sampling.state import Words
@@ -42,6 +43,8 @@ RESULTS = Path(__file__).parent / "results" / "host_overhead.json"
 
 class FakeModel:
     """One layer that computes nothing; the head says the next number. Its own time is measured and taken off."""
+
+    ops = EagerOps()
 
     def __init__(self) -> None:
         self.config = ModelConfig(

@@ -135,7 +135,8 @@ class DraftContext:
 
     def draw_chain(self, run: Callable[[Picking | None], Drafts]) -> Tensor | None:
         """Let the kernels draw it all: see the protocol."""
-        if self.table.apart or self._keep_probs or not self._state.tempered.issuperset(self.slot_list):
+        tempered = self._state.tempered.issuperset(self.slot_list)
+        if self.table.apart or self._keep_probs or not tempered or not self.max_nodes:
             return None
         assert not self._tokens.shape[1], "a chain is drawn from its beginning"
         picking = None
