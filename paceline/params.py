@@ -100,8 +100,7 @@ class SamplingParams:
         self._check_tokens()
         stop = (self.stop,) if isinstance(self.stop, str) else _listed(self.stop)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise OptionError(f"{name}={getattr(self, name)!r} is not allowed; allowed: True or False")
+            check_flag(name, getattr(self, name))
         if stop is None or any(not isinstance(text, str) or not text for text in stop):
             raise OptionError(f"stop={self.stop!r} is not allowed; allowed: a non-empty string or a list of them")
         for name, texts in (("stop", stop), ("bad_words", _listed(self.bad_words) or ())):
@@ -243,6 +242,11 @@ def check_number(name: str, value: Any, low: float, high: float, *, open_below: 
     if not _is_number(value) or value < low or value > high or (open_below and value == low):
         bounds = f"{'above' if open_below else 'from'} {low:g} up to {high:g}"
         raise OptionError(f"{name}={value!r} is not allowed; allowed: a number {bounds}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}={value!r} is not allowed; allowed: True or False")
 
 
 def check_count(name: str, value: Any, low: int, high: int | None = None) -> None:

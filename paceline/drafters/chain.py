@@ -27,6 +27,7 @@ class ChainReader(TokenReader):
 
     def open(self, target: Target, cache: KVCache, specs: tuple[LayerSpec, ...], reach: int) -> None:
         self.open_cache(target, cache, specs, reach)
+        self.depth = min(self.depth, target.max_model_len)  # as far as any draft can reach
         rows = target.max_num_seqs + 1
         # What it fed itself from `read` on, [S+1, k], and how much of it, [S+1].
         self._fed = torch.zeros(rows, self.depth, dtype=torch.int64, device=target.device)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.drafters.base import Target
-from paceline.errors import CheckpointError, OptionError, PacelineError
+from paceline.errors import CheckpointError, OptionError, PacelineError, not_an_object
 from paceline.kernels import Ops, select
 from paceline.kernels.ops import Packed, Weight
 from paceline.kernels.quantise import METHODS
@@ -62,7 +62,7 @@ class Checkpoint:
 
     def __init__(self, model: str | Path, files: tuple[str, ...] = (), strip: str = "", only: str = "") -> None:
         if not isinstance(model, str | Path):
-            raise OptionError(f"model must be a folder or a hub id, not {type(model).__name__}")
+            raise OptionError(f"model must be a folder's path or a hub id, {not_an_object(model)}")
         self.path = loader.locate(str(model))
         self.label = str(self.path)
         if not self.path.is_dir():
@@ -88,24 +88,30 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         return name in self.source.names()
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape; it has to be there."""
-        if not self.has(name):
-            raise CheckpointError(f"{self.label} lacks the tensor {name}, which this drafter needs")
-        return tuple(self.source.read(name).shape)
-
     def matrix(self, name: str) -> tuple[int, int]:
-        """A matrix's shape."""
-        shape = self.shape(name)
-        if len(shape) != 2:
-            raise CheckpointError(f"{self.label}: tensor {name} has shape {list(shape)}, but must be a matrix")
+        """A matrix's rows and columns; it has to be there, and to hold something."""
+        rows, columns = self._shape(name, 2, "a matrix")
+        return rows, columns
+
+    def vector(self, name: str) -> int:
+        """The same of a vector."""
+        return self._shape(name, 1, "a vector")[0]
+
+    def _shape(self, name: str, dimensions: int, called: str) -> tuple[int, ...]:
+        shape = tuple(self._read(name).shape)
+        if len(shape) != dimensions or 0 in shape:
+            raise CheckpointError(f"{self.label}: tensor {name} has shape {list(shape)}, but must be {called}")
         return shape
 
     def tensor(self, name: str) -> Tensor:
         """A tensor as it stands in the file, for what is no weight (maps, masks)."""
-        self.shape(name)
-        found = self.source.read(name)
+        found = self._read(name)
         return found if isinstance(found, Tensor) else found.dequantize()
+
+    def _read(self, name: str) -> Tensor | Packed:
+        if not self.has(name):
+            raise CheckpointError(f"{self.label} lacks the tensor {name}, which this drafter needs")
+        return self.source.read(name)
 
     def token_ids(self, name: str, size: int, targets: int) -> Tensor:
         """[size] the target's id of each row of a head that knows some tokens, each row another.
@@ -156,9 +162,9 @@ def own_or_borrowed(weights: Weights, name: str, shape: tuple[int, int], borrowe
     return weights.matrix([name], [shape])
 
 
-def check_packing(quantization: str) -> None:
+def check_packing(quantization: Any) -> None:
     """How a drafter's float weights are packed at load. Acceptance is exact, so this changes nothing but speed."""
-    if quantization not in METHODS and quantization != FLOATS:
+    if not isinstance(quantization, str) or quantization not in (*METHODS, FLOATS):
         raise OptionError(f"quantization={quantization!r} is not known; allowed: {', '.join(METHODS)}, {FLOATS}")
 
 

@@ -30,7 +30,7 @@ from paceline.errors import CheckpointError
 from paceline.kernels.ops import Forward, Head, Heads, Inputs, LayerSpec
 from paceline.models import llama
 from paceline.models.batch import Batch, Work, rows_at
-from paceline.models.config import ModelConfig, make_config, read_activation, read_rope
+from paceline.models.config import ModelConfig, make_config, read_activation, read_number, read_rope
 from paceline.models.layers.linear import Linear
 from paceline.models.layers.rope import tables
 from paceline.models.weights import Weights
@@ -234,7 +234,7 @@ def read_sizes(files: Checkpoint, target: Target, width: int) -> ModelConfig:
     if not (files.has("embed_tokens.weight") and files.has("lm_head.weight")):  # else nothing of the target's is used
         files.check("hidden size", hidden, target.model.config.hidden_size)
     first = "layers.0."
-    head = files.shape(f"{first}self_attn.q_norm.weight")[0]
+    head = files.vector(f"{first}self_attn.q_norm.weight")
     vocabulary = files.matrix("lm_head.weight")[0] if files.has("lm_head.weight") else target.model.config.vocab_size
     fields = {
         "architecture": "qwen3",
@@ -246,7 +246,7 @@ def read_sizes(files: Checkpoint, target: Target, width: int) -> ModelConfig:
         "head_dim": head,
         "intermediate_size": files.matrix(f"{first}mlp.gate_proj.weight")[0],
         "max_position": 2048,
-        "norm_eps": said.get("rms_norm_eps") or 1e-6,
+        "norm_eps": read_number(said, "rms_norm_eps", 1e-6),
         "activation": read_activation(said.get("hidden_act") or "silu"),
         "tie_embeddings": False,
         "rope": read_rope(SimpleNamespace(**{"max_position_embeddings": 2048, **said})),

@@ -20,7 +20,7 @@ from paceline.drafters.tree import Proposal
 from paceline.drafters.vocabulary import VocabularyMap, match
 from paceline.models import loader
 from paceline.models.base import Model
-from paceline.params import check_count
+from paceline.params import check_count, check_flag
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class DraftModel:
 
     def __post_init__(self) -> None:
         check_count("num_draft_tokens", self.num_draft_tokens, 1)
+        check_flag("cross_vocabulary", self.cross_vocabulary)
 
     def create(self) -> DraftModelDrafter:
         return DraftModelDrafter(self)

@@ -26,7 +26,7 @@ from paceline.drafters.tree import PADDING, ROOT, Proposal
 from paceline.errors import OptionError
 from paceline.kernels.chain import Chain, Drafts, Link, Picking
 from paceline.models.batch import Batch
-from paceline.params import check_count, check_number
+from paceline.params import check_count, check_flag, check_number
 
 DEFAULT_LENGTH = 5
 SHAPES = ("chain", "static", "dynamic")
@@ -72,6 +72,8 @@ class Eagle:
             if self.tree != shape and given != getattr(Eagle, name):
                 raise OptionError(f"{name}={given} has no effect with tree={self.tree!r}; it is for tree={shape!r}")
         eagle_form.read_ids(self.layer_ids)
+        if self.norm_before_residual is not None:
+            check_flag("norm_before_residual", self.norm_before_residual)
         check_packing(self.quantization)
 
     def create(self) -> EagleDrafter:

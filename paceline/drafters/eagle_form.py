@@ -19,7 +19,7 @@ from paceline.drafters.base import FINAL, Target
 from paceline.drafters.checkpoint import Checkpoint
 from paceline.errors import CheckpointError, OptionError
 from paceline.kernels.ops import Heads
-from paceline.models.config import RopeConfig, is_whole, read_activation, read_rope
+from paceline.models.config import RopeConfig, is_whole, read_activation, read_number, read_rope
 
 STRIPPED = r"model\."  # in front of names, once or twice
 FIRST_LAYERS = ("midlayer.", "layers.0.", "transformer.")
@@ -82,7 +82,7 @@ def read(checkpoint: Checkpoint, target: Target, given: Overrides) -> Form:
         wide=checkpoint.matrix(f"{first}mlp.up_proj.weight")[0],
         heads=_heads(checkpoint, fields, first, rows),
         num_layers=max(1, len(layers) + (first != "layers.0.")),
-        eps=float(fields.get("rms_norm_eps") or 1e-6),
+        eps=read_number(fields, "rms_norm_eps", 1e-6),
         activation=read_activation(fields.get("hidden_act") or "silu"),
         rope=read_rope(SimpleNamespace(**{"max_position_embeddings": 2048, **fields})),
         states=states,
@@ -119,7 +119,7 @@ def _heads(checkpoint: Checkpoint, fields: Mapping[str, Any], first: str, rows: 
     width: Any = fields.get("head_dim")
     count: Any = fields.get("num_attention_heads")
     if checkpoint.has(norm):
-        width = checkpoint.shape(norm)[0]
+        width = checkpoint.vector(norm)
     elif width is None and is_whole(count) and count >= 1:
         width = rows // count
     keys, _ = checkpoint.matrix(f"{first}self_attn.k_proj.weight")
@@ -147,7 +147,12 @@ def _states(
     they begin with 1, and the state is one boundary on. The speculators format always counts.
     """
     last, width = target.model.config.num_layers, target.model.config.hidden_size
-    if fields.get("use_aux_hidden_state") is False:
+    said = given.layer_ids or fields.get("eagle_aux_hidden_state_layer_ids")
+    if not isinstance(said, list | tuple | None):
+        raise CheckpointError(
+            f"{checkpoint.label} gives eagle_aux_hidden_state_layer_ids={said!r:.60}; allowed: a list of numbers"
+        )
+    if fields.get("use_aux_hidden_state") is False or (fusion is None and len(said or ()) < 2):
         return (FINAL,)
     _, columns = checkpoint.matrix(f"{fusion or FUSIONS[0]}weight")
     if columns % width:
@@ -155,7 +160,6 @@ def _states(
             f"{checkpoint.label} was made for another target: it reads {columns} values of a token's states, which is "
             f"no multiple of this target's hidden size {width}"
         )
-    said = given.layer_ids or fields.get("eagle_aux_hidden_state_layer_ids")
     ids = [2, last // 2, last - 3] if said is None else list(said)
     counted = given.layer_ids is not None or said is None or speculators.is_ours(checkpoint.config)
     if not counted and ids and ids[0] == 1 and last not in ids:
@@ -195,7 +199,7 @@ def _mask(checkpoint: Checkpoint, fields: Mapping[str, Any], target: Target) -> 
     found: Any = next((fields[name] for name in names if fields.get(name) is not None), None)
     if found is None and not checkpoint.has("mask_hidden"):
         return None
-    checkpoint.shape("mask_hidden")
+    checkpoint.tensor("mask_hidden")  # it has to be there
     size = target.model.config.vocab_size
     if not is_whole(found) or not 0 <= found < size:
         raise CheckpointError(

@@ -57,7 +57,7 @@ def find_kind(config: Mapping[str, Any], tensors: Collection[str], files: Collec
 
 
 def _has(marks: Marks, config: Mapping[str, Any], tensors: Collection[str]) -> bool:
-    architectures = " ".join(map(str, config.get("architectures") or ()))
+    architectures = str(config.get("architectures"))  # a list of names; whoever loads it says what is wrong
     return (
         config.get("model_type") in marks.types
         or bool(marks.architecture and marks.architecture in architectures)

@@ -26,10 +26,10 @@ from paceline.kernels.ops import Forward, Head, Heads, Hidden, Inputs
 from paceline.models import llama
 from paceline.models.base import Model
 from paceline.models.batch import Batch
-from paceline.models.config import ModelConfig, make_config, read_activation, read_rope
+from paceline.models.config import ModelConfig, make_config, read_activation, read_number, read_rope
 from paceline.models.layers.rope import tables
 from paceline.models.weights import Weights
-from paceline.params import check_count
+from paceline.params import check_count, check_flag, check_number
 
 # CAPE: by tenths of the likeliest token's probability, how many tokens are tried at that depth.
 TRIED = (8, 8, 8, 6, 6, 6, 4, 4, 2, 2, 2)
@@ -57,7 +57,14 @@ class Glide:
 
     def __post_init__(self) -> None:
         check_count("num_draft_tokens", self.num_draft_tokens, 1)
+        check_flag("cape", self.cape)
         check_packing(self.quantization)
+        for name in ("large_hidden_size", "large_num_attention_heads", "num_attention_heads"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), 1)
+        for name, most in (("rms_norm_eps", 1.0), ("rope_theta", 1e12)):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 0.0, most, open_below=True)
 
     def create(self) -> GlideDrafter:
         return GlideDrafter(self)
@@ -185,6 +192,9 @@ def read_sizes(files: Checkpoint, given: Glide) -> ModelConfig:
     if not isinstance(heads, int) or heads < 1 or queries % heads:
         raise CheckpointError(f"{files.label}: num_attention_heads={heads!r} is no divisor of its {queries} queries")
     rope = read_rope(SimpleNamespace(**{"max_position_embeddings": 2048, **said}))
+    tied = bool(said.get("tie_word_embeddings")) and not files.has("lm_head.weight")
+    if not tied:
+        files.matrix("lm_head.weight")  # the target's is none of its own, even where it would fit
     fields = {
         "architecture": "llama",
         "vocab_size": vocabulary,
@@ -195,9 +205,9 @@ def read_sizes(files: Checkpoint, given: Glide) -> ModelConfig:
         "head_dim": queries // heads,
         "intermediate_size": files.matrix(f"{first}mlp.gate_proj.weight")[0],
         "max_position": 2048,
-        "norm_eps": given.rms_norm_eps or said.get("rms_norm_eps") or 1e-6,
+        "norm_eps": given.rms_norm_eps or read_number(said, "rms_norm_eps", 1e-6),
         "activation": read_activation(said.get("hidden_act") or "silu"),
-        "tie_embeddings": not files.has("lm_head.weight") and bool(said.get("tie_word_embeddings")),
+        "tie_embeddings": tied,
         "rope": rope if given.rope_theta is None else replace(rope, theta=float(given.rope_theta)),
         "qkv_bias": files.has(f"{first}self_attn.q_proj.bias"),
         "out_bias": files.has(f"{first}self_attn.o_proj.bias"),

@@ -22,6 +22,7 @@ from paceline.drafters.static_tree import Seats
 from paceline.drafters.tree import Proposal
 from paceline.errors import CheckpointError
 from paceline.kernels.ops import Forward, Weight
+from paceline.models.config import read_number
 from paceline.models.layers.linear import Linear
 from paceline.models.weights import Weights
 
@@ -127,8 +128,7 @@ class MedusaDrafter(StateKeeper):
         self.tree, self.max_nodes = self.config.fit(num_heads, checkpoint.label)
         weights = checkpoint.weights(target, self.config.quantization)
         self.heads, self._ops = layout.read(weights, target, num_heads), weights.ops
-        with checkpoint.reading():
-            self._scale = float(checkpoint.config.get("logit_scale") or 1.0)
+        self._scale = read_number(checkpoint.config, "logit_scale", 1.0)
         self._map = self._read_map(checkpoint, target)
         whole = checkpoint.names(r"(model|transformer|lm_head)\..*")  # a model, with heads beside it
         checkpoint.finish(weights, BESIDE if whole else TOKEN_MAP)

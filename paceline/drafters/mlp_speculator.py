@@ -24,9 +24,10 @@ from paceline.kernels.chain import Chain, Drafts, Feeding, Link, Picking
 from paceline.kernels.ops import Forward, Weight
 from paceline.models.config import is_whole
 from paceline.models.weights import Weights
+from paceline.params import check_flag
 
 EPS = 1e-6
-MOST_STEPS = 64
+MOST_STEPS = 64  # of tied ones, which no tensor counts
 DEFAULTS = {"n_predict": 3, "top_k_tokens_per_head": (5, 4, 3), "n_candidates": 5}  # of the published config class
 
 
@@ -51,6 +52,7 @@ class MLPSpeculator:
 
     def __post_init__(self) -> None:
         check_options(self.num_draft_tokens, self.quantization)
+        check_flag("tree", self.tree)
         if not self.tree and (self.top_k is not None or self.num_paths is not None):
             raise OptionError("top_k and num_paths are for trees; give tree=True too")
 

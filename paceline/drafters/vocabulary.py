@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.errors import VocabularyError
+from paceline.errors import OptionError, VocabularyError, not_an_object
 
 MOST_PADDING = 1024  # rows by which one head may be longer than the other for no reason but its shape
 SPACE_MARKS = ("\u0120", "\u2581")  # how byte-level BPE and SentencePiece write a leading space
@@ -72,6 +72,8 @@ def match(target: Any, draft: Any, sizes: tuple[int, int], cross: bool, device: 
 
 
 def _texts(tokenizer: Any) -> dict[int, str]:
+    if not hasattr(tokenizer, "get_vocab"):
+        raise OptionError(f"tokenizer must be one that tells its tokens (get_vocab), {not_an_object(tokenizer)}")
     return {index: text for text, index in tokenizer.get_vocab().items()}
 
 

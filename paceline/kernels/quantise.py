@@ -19,7 +19,7 @@ def check_quantization(name: str | None) -> str | None:
     """The block kind for a method's name, or None for none."""
     if name is None:
         return None
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise OptionError(f"quantization={name!r} is not known; allowed: {', '.join(METHODS)}")
     return METHODS[name]
 
@@ -30,7 +30,8 @@ def quantise(matrix: Tensor, kind: str) -> Blocks | Tensor:
     if columns % GROUP:
         return matrix
     values = matrix.detach().to(torch.float32).contiguous().numpy().reshape(-1, GROUP)
-    raw = _int8(values) if kind == "Q8_0" else _int4(values)
+    with np.errstate(invalid="ignore", over="ignore"):  # what is no number has a scale that is none
+        raw = _int8(values) if kind == "Q8_0" else _int4(values)
     return Blocks(kind, (rows, columns), np.ascontiguousarray(raw.reshape(rows, -1)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,29 +104,43 @@ def end_ids(value: Any, label: str) -> tuple[int, ...]:
 
 def read_rope(config: Any) -> RopeConfig:
     """Of a transformers config: version 5 keeps theta and scaling in rope_parameters; older configs apart."""
-    values = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
-    theta = values.get("rope_theta") or getattr(config, "rope_theta", None) or 10000.0
+    values = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if not isinstance(values, Mapping):
+        raise CheckpointError(f"a config gives {values!r} as its rope scaling; allowed: names with their values")
     kind = values.get("rope_type") or values.get("type") or "default"
-    if kind not in ("default", "linear", "llama3"):
+    if not isinstance(kind, str) or kind not in ("default", "linear", "llama3"):
         raise CheckpointError(f"rope scaling {kind!r} is not supported; supported: default, linear, llama3")
+    positions, longest = "original_max_position_embeddings", getattr(config, "max_position_embeddings", None)
+    outside = {name: getattr(config, name, None) for name in ("rope_theta", positions)}
+    said = outside | {name: value for name, value in values.items() if value}
+    if not said[positions]:
+        positions, said["max_position_embeddings"] = "max_position_embeddings", longest
     return RopeConfig(
-        theta=float(theta),
+        theta=read_number(said, "rope_theta", 10000.0),
         kind=kind,
-        factor=float(values.get("factor") or 1.0),
-        low_freq_factor=float(values.get("low_freq_factor") or 1.0),
-        high_freq_factor=float(values.get("high_freq_factor") or 4.0),
-        original_max_position=int(
-            values.get("original_max_position_embeddings")
-            or getattr(config, "original_max_position_embeddings", None)
-            or config.max_position_embeddings
-        ),
+        factor=read_number(said, "factor", 1.0),
+        low_freq_factor=read_number(said, "low_freq_factor", 1.0),
+        high_freq_factor=read_number(said, "high_freq_factor", 4.0),
+        original_max_position=int(read_number(said, positions, 2048)),
     )
 
 
-def read_activation(name: str) -> str:
+def read_number(said: Mapping[str, Any], name: str, default: float) -> float:
+    """A number of a config, above 0; the default where it is not said, or empty."""
+    value = said.get(name) or default
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise CheckpointError(f"a config gives {name}={value!r:.60}; allowed: a number above 0")
+    return found
+
+
+def read_activation(name: Any) -> str:
     """Ours for a name of transformers."""
     known = {"silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_new"}
     known["gelu_pytorch_tanh"] = "gelu_new"
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise CheckpointError(f"activation {name!r} is not supported; supported: {', '.join(known)}")
     return known[name]

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from paceline import LLM, DraftModel, Eagle, SamplingParams
+from paceline import LLM, DraftModel, Eagle, Glide, SamplingParams
 from paceline.engine.budget import FixedBudget
 from paceline.engine.context import DraftContext
 from paceline.errors import OptionError
 from paceline.kernels.cpu.library import library
 from paceline.kernels.cpu.native import NativeOps
-from paceline.testing import prompts, tiny_llm
+from paceline.testing import prompts, tiny_llm, tokens_of
 from tests.drafters.contract import DRAFTERS
 from tests.drafters.tiny_eagle import tiny_eagle
+from tests.drafters.tiny_readers import shared
 from tests.fakes import tiny_model
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels are not built here")
@@ -123,6 +124,12 @@ def test_a_budget_beyond_what_a_drafter_drafts_makes_no_longer_chains(
         assert max(len(tokens) for round in drafts for tokens in round) == most
         seen.append(drafts)
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("make", [lambda n: DraftModel(tiny_model(), n), lambda n: Glide(shared("glide"), n)])
+def test_chains_longer_than_any_text_take_no_more_memory_than_one(make: Callable[[int], Any]) -> None:
+    llm = tiny_llm(make(10**30), kernels="native")
+    assert tokens_of(llm, 3, "seeded") == tokens_of(tiny_llm(kernels="native"), 3, "seeded")
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
