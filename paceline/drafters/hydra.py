@@ -42,13 +42,7 @@ UNUSED = r"input_embed_fn\.weight|prefix_embeding_layer\.embed_tokens\.weight"  
 
 @dataclass(frozen=True)
 class Hydra(StaticHeads):
-    """A checkpoint of Hydra heads as the drafter.
-
-    num_draft_tokens: the length of a chain, at most the checkpoint's heads, which it is by default; of a tree the most
-    nodes.
-    tree: the name of a published tree, or a list of rank tuples such as [(0,), (1,), (0, 0)]; None: a chain.
-    quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
-    """
+    """A checkpoint of Hydra heads as the drafter; the options are those of `StaticHeads`."""
 
     def create(self) -> HydraDrafter:
         return HydraDrafter(self)

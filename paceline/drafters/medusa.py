@@ -33,13 +33,7 @@ TOKEN_MAP = "token_map"
 
 @dataclass(frozen=True)
 class Medusa(StaticHeads):
-    """A checkpoint of Medusa heads as the drafter.
-
-    num_draft_tokens: the length of a chain, at most the checkpoint's heads, which it is by default; of a tree the most
-    nodes.
-    tree: the name of a published tree, or a list of rank tuples such as [(0,), (1,), (0, 0)]; None: a chain.
-    quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
-    """
+    """A checkpoint of Medusa heads as the drafter; the options are those of `StaticHeads`."""
 
     def create(self) -> MedusaDrafter:
         return MedusaDrafter(self)

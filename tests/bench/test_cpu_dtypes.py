@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import sys
@@ -11,16 +10,15 @@ from typing import Any
 
 import pytest
 
+from tests.bench.scripts import load
+
 BENCH = Path(__file__).parents[2] / "bench"
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCH))  # as for a script: its neighbours can be imported
-    spec = importlib.util.spec_from_file_location("cpu_dtypes", BENCH / "cpu_dtypes.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load("bench/cpu_dtypes.py")
     sizes = {"vocab_size": 1200, "hidden_size": 36, "intermediate_size": 32, "num_hidden_layers": 1}
     monkeypatch.setattr(module, "SHAPE", module.SHAPE | sizes)
     return module

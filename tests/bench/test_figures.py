@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -10,16 +9,12 @@ import pytest
 
 from paceline.bench import machine, results
 from tests.bench.examples import IDS, comparison, example, record
+from tests.bench.scripts import load
 
 
 @pytest.fixture(scope="module")
 def figures() -> ModuleType:
-    path = Path(__file__).parents[2] / "docs" / "figures.py"
-    spec = importlib.util.spec_from_file_location("figures", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("docs/figures.py")
 
 
 def test_a_comparisons_speed_ups_have_their_intervals(figures: ModuleType, tmp_path: Path) -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.bench.scripts import load
+
 
 @pytest.fixture
 def startup() -> Any:
-    path = Path(__file__).parents[2] / "bench" / "startup.py"
-    spec = importlib.util.spec_from_file_location("startup", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("bench/startup.py")
 
 
 def test_a_run_has_its_first_output_its_end_and_its_processor_time(startup: Any, tmp_path: Path) -> None:

@@ -19,11 +19,12 @@ from tests.drafters.tiny_readers import (
     dflash_config,
     dflash_state,
     large_model,
+    llm_with,
     speculators_config,
     write,
     write_dflash,
 )
-from tests.fakes import VOCAB, set_apart, tiny_model
+from tests.fakes import VOCAB, tiny_model
 
 EPS, THETA = 1e-5, 5000.0
 PROMPTS = [[(5 * i * i + 3 * i + n) % 90 for i in range(9 + 5 * n)] for n in range(3)]
@@ -62,15 +63,6 @@ def drafts_of(state: State, target: Any, text: list[int], count: int, how: dict[
     logits = block_logits(state, target, text, 1 + count - anchor, how)[1 - anchor :]
     chosen = logits.argmax(-1)
     return (chosen + state["d2t"][chosen]).tolist() if "d2t" in state else chosen.tolist()
-
-
-def llm_with(target: Any, drafter: Any, behind: int | None = None, **options: Any) -> LLM:
-    given = {"kernels": "reference", "device": "cpu", "max_model_len": 160, "block_size": 4, **options}
-    if behind is None:
-        return LLM(target, drafter, **given)
-    llm = set_apart(LLM(target, **given), behind)
-    llm.set_drafter(drafter)
-    return llm
 
 
 def tokens_of(llm: LLM, params: SamplingParams = GREEDY) -> list[list[int]]:

@@ -19,8 +19,8 @@ from paceline.drafters.glide import TRIED, training_bound
 from paceline.errors import PacelineError
 from paceline.kernels.training import Sequences, run_dense, weights_of
 from tests.drafters.equations import Spy, State, doubled, feed_forward, keys_and_values, look, rms, turn
-from tests.drafters.tiny_readers import glide_state, large_model, shared, write_glide
-from tests.fakes import VOCAB, set_apart, tiny_model
+from tests.drafters.tiny_readers import glide_state, large_model, llm_with, shared, write_glide
+from tests.fakes import VOCAB, tiny_model
 
 EPS, THETA, LARGE_THETA = 1e-5, 5000.0, 10000.0
 PROMPTS = [[(5 * i * i + 3 * i + n) % VOCAB for i in range(9 + 5 * n)] for n in range(3)]
@@ -80,15 +80,6 @@ def like_target(layers: int, noise: float) -> tuple[tuple[str, Tensor], ...]:
 def write_like_target(folder: Path, layers: int, noise: float) -> Path:
     changes = {"num_attention_heads": 4, "rope_theta": LARGE_THETA, "rms_norm_eps": 1e-6}
     return write_glide(folder, layers, dict(like_target(layers, noise)), **changes)
-
-
-def llm_with(target: Any, drafter: Any, behind: int | None = None, **options: Any) -> LLM:
-    given = {"kernels": "reference", "device": "cpu", "max_model_len": 160, "block_size": 4, **options}
-    if behind is None:
-        return LLM(target, drafter, **given)
-    llm = set_apart(LLM(target, **given), behind)
-    llm.set_drafter(drafter)
-    return llm
 
 
 def tokens_of(llm: LLM, params: SamplingParams = GREEDY, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:

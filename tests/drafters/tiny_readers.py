@@ -13,6 +13,9 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
+from paceline import LLM
+from tests.fakes import set_apart
+
 VOCAB = 97
 WIDE = 24  # of the feed-forward
 State = dict[str, Tensor]
@@ -203,3 +206,12 @@ def shared(kind: str) -> str:
 
 
 _HELD: list[Any] = []
+
+
+def llm_with(target: Any, drafter: Any, behind: int | None = None, **options: Any) -> LLM:
+    given = {"kernels": "reference", "device": "cpu", "max_model_len": 160, "block_size": 4, **options}
+    if behind is None:
+        return LLM(target, drafter, **given)
+    llm = set_apart(LLM(target, **given), behind)
+    llm.set_drafter(drafter)
+    return llm
