@@ -205,9 +205,12 @@ class Tapping(Replay):
         super().observe(seen)
         pairs = seen.pairs()
         if not seen.table.apart and seen.before is None:  # what the host knows of them is the same
-            known, counts = seen.known_pairs()
-            assert sum(counts) == len(known.slots) and len(counts) == len(seen.slot_list)
-            assert all(torch.equal(part[pairs.valid], other) for part, other in zip(pairs, known))
+            known = seen.known()
+            assert [item.slot for item in known] == seen.slot_list
+            assert [row for item in known for row in item.rows] == pairs.valid.nonzero().flatten().tolist()
+            places = [(item.slot, item.start + 1 + i) for item in known for i in range(len(item.rows))]
+            kept = (part[pairs.valid].tolist() for part in (pairs.slots, pairs.positions))
+            assert places == list(zip(*kept))
         crossing = len(pairs.slots) - len(seen.slots)
         for number, (slot, token, place, valid) in enumerate(
             zip(*(part.tolist() for part in (pairs.slots, pairs.tokens, pairs.positions, pairs.valid)))

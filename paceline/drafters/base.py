@@ -81,6 +81,14 @@ class Pairs(NamedTuple):
     valid: Tensor  # [M] bool
 
 
+class Known(NamedTuple):
+    """What the host knows was kept of one sequence."""
+
+    slot: int
+    start: int  # the first row's position; each stands one behind the other
+    rows: list[int]  # of the batch
+
+
 @dataclass
 class Observation:
     """What just became permanent: T rows, those of the target's batch, of which `kept` are.
@@ -142,28 +150,17 @@ class Observation:
         crossing = Pairs(slots, tokens, places, self.before.states.to(self.states.dtype), self.before.known)
         return Pairs(*(torch.cat(parts) for parts in zip(crossing, rows)))
 
-    def known_pairs(self) -> tuple[Pairs, list[int]]:
-        """The pairs of the rows that were kept, and how many each sequence has, where the host knows it all: without
-        looking at a tensor."""
-        assert self.states is not None and not self.table.apart
-        decided = [] if self.verdict is None else self.verdict.read()
-        found: list[list[int]] = [[], [], [], []]
-        rows, slots, tokens, places = found
-        counts = []
+    def known(self) -> list[Known]:
+        """What was kept of each sequence, where the host knows it all: without looking at a tensor."""
+        assert not self.table.apart
+        decided, found = [] if self.verdict is None else self.verdict.read(), []
         for number, (slot, span, (count, _)) in enumerate(
             zip(self.slot_list, self.batch.layout.spans, self.batch.places.shape)
         ):
             start, nodes = span.reach - span.num_rows, decided[number].nodes if number < len(decided) else []
             kept = [*range(count), *(count + node for node in nodes)][: max(0, self.table.length(slot) - 1 - start)]
-            end = start + 1 + len(kept)
-            rows += [span.row + row for row in kept]
-            slots += [slot] * len(kept)
-            tokens += self.table.tokens.host[slot, start + 1 : end].tolist()
-            places += range(start + 1, end)
-            counts.append(len(kept))
-        row, slot_t, token, place = torch.tensor(found, dtype=torch.int64).unbind()
-        whole = torch.ones_like(row, dtype=torch.bool)
-        return Pairs(slot_t, token, place, self.states.index_select(0, row), whole), counts
+            found.append(Known(slot, start, [span.row + row for row in kept]))
+        return found
 
 
 class Drawn(NamedTuple):
@@ -353,6 +350,7 @@ __all__ = [
     "DrafterConfig",
     "Drawn",
     "HostRows",
+    "Known",
     "Needs",
     "Observation",
     "Pairs",

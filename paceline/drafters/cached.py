@@ -147,7 +147,8 @@ class CachedDrafter(QuietDrafter):
         return pack_rows(places, context.slots, context.lengths, table, self._cache.pool.block_size, given)
 
     def _pack(self, work: list[Work], table: Slots, nodes: Nodes | None) -> Batch:
-        first = self.first[torch.tensor([item.slot for item in work], dtype=torch.int64, device=self.first.device)]
+        slots = torch.tensor([item.slot for item in work], dtype=torch.int64, device=self.first.device)
+        first = self.first.index_select(0, slots)
         return pack(work, table, self._cache.pool.block_size, nodes, first=first)
 
     def _pack_ahead(
@@ -298,7 +299,7 @@ class StateReader(CachedDrafter):
 
     def most_nodes(self, context: Context) -> Tensor:
         """[B] the budgets; 0 for a sequence whose states it has not been shown yet (it was switched on just now)."""
-        return torch.where(self._ready[context.slots], context.budgets, 0)
+        return context.budgets * self._ready.index_select(0, context.slots)
 
     def forget(self, slots: list[int]) -> None:
         for slot in slots:
@@ -313,20 +314,31 @@ class StateReader(CachedDrafter):
 
     def _pair_batches(self, seen: Observation) -> Iterator[tuple[Batch, Tensor]]:
         """The pairs that became whole, as rows to be run: each batch with its rows' states, f_i beside x_{i+1}."""
-        table, counts = seen.table, None
+        table, size = seen.table, self._cache.pool.block_size
         if not table.apart and seen.before is None:  # where the host knows them, other rows need not be run
-            pairs, counts = seen.known_pairs()
-        else:
-            pairs = seen.pairs()
+            yield from self._known_batch(seen)
+            return
+        pairs = seen.pairs()
         if seen.before is not None:
             crossing = len(seen.before.known)
             one_each = places_of(((1, 0),) * crossing, crossing, 0, table.device)
             slots, starts, ends = pairs.slots[:crossing], pairs.positions[:crossing], pairs.positions[:crossing] + 1
             reaches = [span.reach + 1 for span in seen.batch.layout.spans]
             given = Static(reaches, None, torch.where(pairs.valid[:crossing], ends, 0), self.first[slots])
-            yield pack_rows(one_each, slots, starts, table, self._cache.pool.block_size, given), pairs.states[:crossing]
+            yield pack_rows(one_each, slots, starts, table, size, given), pairs.states[:crossing]
             pairs = Pairs(*(part[crossing:] for part in pairs))
-        batch = rows_at(seen.batch, pairs.slots, pairs.positions, pairs.tokens, table, counts)
+        batch = rows_at(seen.batch, pairs.slots, pairs.positions, pairs.tokens, table)
         batch.layout.first = torch.minimum(self.first[pairs.slots], batch.layout.positions)
         if len(pairs.slots):
             yield batch, pairs.states
+
+    def _known_batch(self, seen: Observation) -> Iterator[tuple[Batch, Tensor]]:
+        """A kept row's pair belongs to the place behind it, and its token is committed: work like any other."""
+        assert seen.states is not None
+        known = [item for item in seen.known() if item.rows]
+        rows = [row for item in known for row in item.rows]
+        if rows:
+            straight = rows[-1] - rows[0] == len(rows) - 1  # rows come in ascending order
+            states = seen.states[rows[0] : rows[-1] + 1] if straight else seen.states[rows]
+            work = [Work(item.slot, item.start + 1, len(item.rows)) for item in known]
+            yield self._pack(work, seen.table, None), states

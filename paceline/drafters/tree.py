@@ -44,12 +44,12 @@ class Proposal:
         return cls(nothing, nothing, torch.zeros(batch, dtype=torch.int64, device=device), chain=True)
 
     @classmethod
-    def of_chains(cls, tokens: Tensor, sizes: Tensor, name: str) -> Proposal:
+    def of_chains(cls, tokens: Tensor, sizes: Tensor, name: str, probs: Tensor | None = None) -> Proposal:
         """One chain a sequence: the first sizes[b] of tokens[b]."""
         batch, nodes = tokens.shape
         index = torch.arange(nodes, device=tokens.device)
         parents = torch.where(index < sizes[:, None], index - 1, PADDING).expand(batch, nodes)
-        return cls(tokens, parents, sizes, chain=True, names=(name,))
+        return cls(tokens, parents, sizes, True, probs, names=(name,))
 
     @classmethod
     def of_texts(cls, texts: list[list[int]], device: torch.device, name: str) -> Proposal:

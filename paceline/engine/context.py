@@ -49,7 +49,7 @@ class DraftContext:
 
     @cached_property
     def lengths(self) -> Tensor:
-        return self.table.lengths[self.slots]
+        return self.table.lengths.index_select(0, self.slots)
 
     @property
     def budgets(self) -> Tensor:
@@ -138,14 +138,12 @@ class DraftContext:
         tempered = self._state.tempered.issuperset(self.slot_list)
         if self.table.apart or self._keep_probs or not tempered or not self.max_nodes:
             return None
-        assert not self._tokens.shape[1], "a chain is drawn from its beginning"
+        assert "_tokens" not in self.__dict__, "a chain is drawn from its beginning"
         picking = None
         if self._sampled:
             steps = torch.arange(self.max_nodes, device=self.table.device)
             picking = self._state.picking(self.slots, self.lengths + steps[:, None])
         self._tokens, counts = run(picking)
-        steps = torch.arange(-1, self._tokens.shape[1] - 1, device=self.table.device)
-        self._parents = steps.expand_as(self._tokens)
         return counts
 
     def _widen(self, logits: Tensor, ids: Tensor) -> Tensor:
@@ -176,10 +174,7 @@ class DraftContext:
         budgets = self.budgets if most is None else torch.minimum(self.budgets, most)
         probs = torch.cat(self._probs, dim=1) if self._probs else None
         if chain:
-            inside = torch.arange(self._tokens.shape[1], device=self.table.device) < budgets[:, None]
-            parents = torch.where(inside, self._parents, PADDING)
-            width = self._tokens.shape[1]
-            return Proposal(self._tokens, parents, inside.sum(1), True, probs, names=(name,), max_depth=width)
+            return Proposal.of_chains(self._tokens, budgets.clamp(max=self._tokens.shape[1]), name, probs)
         width = self._tokens.shape[1] if keep is None else min(keep, self._tokens.shape[1])
         kept = self._there & (self._there.cumsum(1) <= budgets[:, None]) if keep is None else self._best(width, budgets)
         everything = Proposal(

@@ -183,7 +183,8 @@ class Engine:
         return bool(planned)
 
     def _choose_budget(self) -> int:
-        return self.budget.choose(len(self.scheduler.running), self.stats)
+        most = 0 if self.drafter is None else self.drafter.max_nodes
+        return min(most, self.budget.choose(len(self.scheduler.running), self.stats))
 
     # 7 commit, 8 emit
 

@@ -199,11 +199,11 @@ def pack(
         if item.num_nodes and drafted is not None:
             ids += drafted[number][: item.num_nodes]
         write += [pages[at // block_size - first_page] * block_size + at % block_size for at in line]
-    slot, line_t, base, id_t, write_t = torch.tensor(rows, dtype=torch.int64).unbind()
+    slot, line_t, base, id_t, write_t = torch.from_numpy(np.array(rows, dtype=np.int64))
     positions, path = line_t.clamp(max=table.max_length - 1), None  # nodes deeper than that are drafted in vain
     if drafted is not None and nodes is not None and nodes.paths is not None:
         positions, path = _hang(places, nodes.paths, positions, base)
-    seen_from = None if first is None else first[places.owner]
+    seen_from = None if first is None else first.index_select(0, places.owner)
     layout = Layout(slot, positions, base, path, seen_from, line_t, write_t, table.pages.tensor, block_size, spans)
     return Batch(id_t, layout, places, [item.slot for item in work])
 
@@ -286,22 +286,15 @@ def pack_rows(places: Places, slots: Tensor, starts: Tensor, table: Slots, block
     return Batch(ids, layout, places, slots)
 
 
-def rows_at(
-    batch: Batch, slots: Tensor, positions: Tensor, ids: Tensor, table: Slots, counts: list[int] | None = None
-) -> Batch:
+def rows_at(batch: Batch, slots: Tensor, positions: Tensor, ids: Tensor, table: Slots) -> Batch:
     """The rows of a batch, in its order, with other tokens at other places, all committed: what a drafter reads beside
     the target's own rows. slots, positions and ids are [T]; a row of the null slot is padding.
 
-    A row's place may be one behind its own, so its sequence reaches one further. counts: so many rows of each sequence
-    alone; the batch's `places` stay those of the whole.
+    A row's place may be one behind its own, so its sequence reaches one further.
     """
     size = batch.layout.block_size
     spans = [span._replace(reach=span.reach + 1) for span in batch.layout.spans]
-    if counts is None:
-        positions = torch.where(slots == table.null, 0, positions)
-    else:
-        firsts = np.cumsum([0, *counts]).tolist()
-        spans = [Span(row, count, span.reach) for span, row, count in zip(spans, firsts, counts) if count]
+    positions = torch.where(slots == table.null, 0, positions)
     write = table.pages.tensor[slots, positions // size] * size + positions % size
     grid = batch.places.grid if table.apart else None
     page_table = table.pages.tensor

@@ -336,7 +336,7 @@ def test_a_chain_is_cut_to_each_budget_and_to_what_the_drafter_says() -> None:
         context.draw(random_logits(random.Random(step), 3, 1, V), torch.full((3, 1), step - 1))
     assert (context.max_nodes, context.budget_list, context.budgets.tolist()) == (3, [3, 1, 0], [3, 1, 0])
     proposal = context.drawn("x")
-    assert proposal.chain and proposal.sizes.tolist() == [3, 1, 0] and proposal.max_depth == 4
+    assert proposal.chain and proposal.sizes.tolist() == [3, 1, 0] and proposal.num_nodes == 4
     assert proposal.parents.tolist() == [[-1, 0, 1, PADDING], [-1] + [PADDING] * 3, [PADDING] * 4]
     assert context.drawn("x", most=torch.tensor([2, 9, 9])).sizes.tolist() == [2, 1, 0]
     assert context.drawn("x", chain=False, keep=4, most=torch.tensor([2, 9, 9])).sizes.tolist() == [2, 1, 0]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import itertools
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,7 +62,7 @@ def _check(recordings: Sequence[Recording | None], chain: Chain) -> None:
         if width != link.head.shape[1]:
             raise ValueError(f"a chain's head reads {link.head.shape[1]} values, but is given {width}")
     runs = [recording for recording in recordings if recording is not None]
-    for before, run in pairwise(runs):
+    for before, run in itertools.pairwise(runs):
         wanted = dict(before.named)
         if chain.state is not None:
             wanted[chain.state[0]] = before.taps[chain.state[1]]
@@ -85,13 +86,20 @@ def _give(batch: BatchStruct, recordings: Sequence[Recording | None], chain: Cha
         rows, before = start.shape  # the first may read a wider state, or a narrower one, than all give
         state = torch.empty(rows * max(before, width), dtype=torch.float32, device="cpu")
         named[name] = state[: rows * before].view(rows, before).copy_(start)
-        wanted = torch.tensor([boundary, 0], dtype=torch.int64, device="cpu")
+        wanted, _ = tap_places((boundary,), (width,))
         batch.taps, batch.tap_offsets = wanted.data_ptr(), wanted.data_ptr() + 8
         batch.num_taps, batch.tap_width, batch.tapped_out = 1, width, state.data_ptr()
         held += [wanted, state]
     if runs and runs[0].asks:
         held.append(runs[0].hand_over(batch, Inputs(slots, None, named)))
     return held
+
+
+@functools.lru_cache(maxsize=64)
+def tap_places(taps: tuple[int, ...], widths: tuple[int, ...]) -> tuple[Tensor, int]:
+    """[2, taps] the boundaries, and where in a row of tapped states each begins; how wide that row is."""
+    *offsets, width = itertools.accumulate(widths, initial=0)
+    return torch.tensor([taps, offsets], dtype=torch.int64, device="cpu"), width
 
 
 def pick(logits: Tensor, picking: Picking) -> Tensor:
@@ -111,4 +119,4 @@ def _picking(picking: Picking) -> PickingStruct:
     return PickingStruct(*(column.data_ptr() for column in columns))
 
 
-__all__ = ["draw", "pick"]
+__all__ = ["draw", "pick", "tap_places"]

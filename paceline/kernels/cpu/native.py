@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -259,11 +258,10 @@ def _batch_of(inputs: Inputs) -> tuple[BatchStruct, list[Tensor | None]]:
 
 
 def _ask_for_taps(batch: BatchStruct, hidden: Hidden, taps: tuple[int, ...], recording: Recording) -> Tensor:
-    offsets = list(accumulate((recording.taps[tap] for tap in taps), initial=0))
-    wanted = torch.tensor([taps, offsets[:-1]], dtype=torch.int64, device="cpu")
-    hidden.tapped = floats(batch.rows, offsets[-1])
+    wanted, width = chains.tap_places(taps, tuple([recording.taps[tap] for tap in taps]))
+    hidden.tapped = floats(batch.rows, width)
     batch.taps, batch.tap_offsets = wanted.data_ptr(), wanted.data_ptr() + 8 * len(taps)
-    batch.num_taps, batch.tap_width, batch.tapped_out = len(taps), offsets[-1], hidden.tapped.data_ptr()
+    batch.num_taps, batch.tap_width, batch.tapped_out = len(taps), width, hidden.tapped.data_ptr()
     return wanted
 
 
