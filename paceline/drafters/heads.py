@@ -5,6 +5,7 @@ Knows networks that read states, and perhaps a token each; must not know any for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from paceline.drafters.base import Context
 from paceline.drafters.checkpoint import chain_length, check_options
 from paceline.drafters.static_tree import StaticTree, find_tree
 from paceline.errors import OptionError
+from paceline.kernels.chain import Chain, Drafts, Feeding, Link, Picking
 from paceline.kernels.ops import Describes, Head, Hidden, Inputs, Ops, Weight
 
 
@@ -67,8 +69,32 @@ def draw_next(context: Context, logits: Tensor | None, step: int) -> Tensor:
     return context.draw(logits[:, None], parents).tokens[:, 0, 0]
 
 
+def draw_at_once(
+    ops: Ops, context: Context, most: Tensor, steps: Sequence[Link], states: Tensor, boundary: int
+) -> Tensor | None:
+    """A chain drawn in one call: [B] how many each has; None: it cannot be.
+
+    Each step reads the token before its own and its row's state: states [B, W], then what the step before gave at a
+    boundary. No cache is looked at.
+    """
+    if not ops.chains:
+        return None
+    table, lengths = context.table, context.lengths
+
+    def run(picking: Picking | None) -> Drafts:
+        ends, page = lengths - 1 + most, table.max_length + 1
+        nowhere = Feeding(context.slots, lengths, ends, lengths, table.pages.tensor, page)
+        given, own = {"states": states}, ("states", boundary)
+        links = steps[: context.max_nodes]
+        return ops.chain(Chain(links, nowhere, newest_tokens(context), None, given, own, picking=picking), ())
+
+    counts = context.draw_chain(run)
+    return None if counts is None else torch.minimum(most, counts)
+
+
 __all__ = [
     "StaticHeads",
+    "draw_at_once",
     "draw_next",
     "newest_tokens",
     "run_head",

@@ -20,6 +20,7 @@ from paceline.drafters.cached import StateReader
 from paceline.drafters.checkpoint import Checkpoint
 from paceline.drafters.heads import (
     StaticHeads,
+    draw_at_once,
     draw_next,
     newest_tokens,
     run_head,
@@ -27,6 +28,7 @@ from paceline.drafters.heads import (
 from paceline.drafters.static_tree import Seats, StaticTree
 from paceline.drafters.tree import Proposal
 from paceline.errors import CheckpointError
+from paceline.kernels.chain import Link
 from paceline.kernels.ops import Forward, Heads, Inputs, LayerSpec, Weight
 from paceline.models.batch import Batch
 from paceline.models.config import ModelConfig
@@ -35,6 +37,7 @@ from paceline.models.layers.rope import tables
 from paceline.models.llama import Layer
 from paceline.models.weights import Weights
 
+GROWN = 0  # the boundary that gives a row with its newest token
 KINDS = ("mlp", "prefix-mlp")
 PREFIX = "prefix_embeding_layer."  # as it is published
 UNUSED = r"input_embed_fn\.weight|prefix_embeding_layer\.embed_tokens\.weight"  # the target's, copied
@@ -58,11 +61,32 @@ class HydraHead:
     bias: Tensor | None
 
     def describe(self, f: Forward) -> Any:
-        x = f.input("states", self.blocks[0].weight.shape[1])
+        return self.read(f, f.input("states", self.blocks[0].weight.shape[1]))
+
+    def read(self, f: Forward, x: Any) -> Any:
         for number, block in enumerate(self.blocks):
             beside = self.residual(f, x) if number == 0 and self.residual is not None else x
             x = f.add(beside, f.activation(block(f, x), "silu"))
         return x
+
+
+@dataclass(eq=False)
+class HydraStep:
+    """A head fed its row's newest token: the row grows by its embedding, and behind it there is room for those to come.
+    So every step reads and gives a row of one width."""
+
+    own: HydraHead
+    embedding: Weight  # the target's
+    filled: int
+    width: int
+
+    def describe(self, f: Forward) -> Any:
+        each = self.embedding.shape[1]
+        parts = [self.filled, each, self.width - self.filled - each]
+        before, _, *room = f.split(f.input("states", self.width), parts if parts[-1] else parts[:-1])
+        row = f.concat(before, f.embed(self.embedding))
+        f.tap(GROWN, f.concat(row, room[0]) if room else row)
+        return self.own.read(f, row)
 
 
 class Prefix:
@@ -190,7 +214,7 @@ class HydraDrafter(StateReader):
         self.open_cache(target, cache, self._specs, target.max_model_len)
         rows, width = target.max_num_seqs + 1, target.model.tap_width(self.taps.hidden[0])
         self._newest = torch.zeros(rows, width, dtype=target.dtype, device=target.device)  # [S+1, H]
-        self._embed = target.model.embed
+        self._embed, self._links = target.model.embed, self._chain(target.model.embedding)
         if self.tree is not None:
             self._levels, places = levels_of(self.tree, target.device)
             self._seats = Seats(self.tree, places, target.device)
@@ -209,11 +233,25 @@ class HydraDrafter(StateReader):
         most, row = self.most_nodes(context), self._newest[context.slots]
         if self.tree is not None:
             return self._propose_tree(context, row).cut(most)
+        if self._links:
+            states = torch.nn.functional.pad(row, (0, len(self._links) * row.shape[1]))
+            counts = draw_at_once(self._ops, context, most, self._links, states, GROWN)
+            if counts is not None:
+                return context.drawn(self.name, most=counts)
         token = newest_tokens(context)
         for number, head in enumerate(self.heads[: min(context.max_nodes, self.max_nodes)]):
             row = self._append(head, row, token)
             token = draw_next(context, self._logits(head, row), number)
         return context.drawn(self.name, most=most)
+
+    def _chain(self, embedding: Weight) -> list[Link]:
+        """For kernels that draw a chain in one call; none where a head reads no tokens."""
+        heads, each = self.heads[: self.max_nodes], embedding.shape[1]
+        if self.trees or any(head.residual is None for head in heads):
+            return []
+        width = each * (1 + len(heads))
+        steps = [HydraStep(head, embedding, each * (1 + number), width) for number, head in enumerate(heads)]
+        return [Link(step, step.own.head, step.own.bias) for step in steps]
 
     def _propose_tree(self, context: Context, row: Tensor) -> Proposal:
         """Depth by depth: nodes that have children are fed to the next head, each behind its own path."""

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from paceline.drafters.base import FINAL, Context, Needs, Target
 from paceline.drafters.checkpoint import Checkpoint, chain_length, check_options
-from paceline.drafters.heads import draw_next, newest_tokens, run_head
+from paceline.drafters.heads import draw_at_once, draw_next, newest_tokens, run_head
 from paceline.drafters.states import StateKeeper
 from paceline.drafters.tree import Proposal
 from paceline.errors import CheckpointError, OptionError
-from paceline.kernels.chain import Chain, Drafts, Feeding, Link, Picking
+from paceline.kernels.chain import Link
 from paceline.kernels.ops import Forward, Weight
 from paceline.models.config import is_whole
 from paceline.models.weights import Weights
@@ -201,24 +201,14 @@ class MLPSpeculatorDrafter(StateKeeper):
         if self.trees:
             return self._propose_tree(context).cut(most)
         state, token = self.newest(context), newest_tokens(context)
-        if self._ops.chains:
-            counts = context.draw_chain(lambda picking: self._draw_at_once(context, most, picking))
-            if counts is not None:
-                return context.drawn(self.name, most=torch.minimum(most, counts))
+        links = [Link(step, step.head) for step in self.steps[: self.max_nodes]]
+        counts = draw_at_once(self._ops, context, most, links, state, FINAL)
+        if counts is not None:
+            return context.drawn(self.name, most=counts)
         for number, step in enumerate(self.steps[: min(context.max_nodes, self.max_nodes)]):
             found = run_head(self._ops, step, step.head, state, token)
             state, token = found.final, draw_next(context, found.logits, number)
         return context.drawn(self.name, most=most)
-
-    def _draw_at_once(self, context: Context, most: Tensor, picking: Picking | None) -> Drafts:
-        """By kernels that draw a chain in one call."""
-        table, lengths = context.table, context.lengths
-        links = [Link(step, step.head) for step in self.steps[: min(context.max_nodes, self.max_nodes)]]
-        ends, page = lengths - 1 + most, table.max_length + 1  # it has no cache: nothing is looked up
-        nowhere = Feeding(context.slots, lengths, ends, lengths, table.pages.tensor, page)
-        given = {"states": self.newest(context)}
-        chain = Chain(links, nowhere, newest_tokens(context), None, given, ("states", FINAL), picking=picking)
-        return self._ops.chain(chain, ())
 
     def _propose_tree(self, context: Context) -> Proposal:
         """Every branch grows by a step's likeliest tokens; of the full-length paths the likeliest are kept."""

@@ -44,6 +44,7 @@ class Link(NamedTuple):
 
     network: Describes | None
     head: Weight
+    bias: Tensor | None = None  # of the head's logits
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ def test_chains_that_do_not_fit_are_refused_before_the_library_reads_them() -> N
         (replace(chain, links=[Link(None, narrow), *links[1:]]), "head reads 16 values, but is given 32"),
         (replace(chain, links=[*links[:2], Link(step, narrow)]), "head reads 16 values, but is given 32"),
         (replace(chain, finals=some(ROWS, 16)), "head reads 32 values, but is given 16"),
+        (replace(chain, links=[*links[:2], Link(step, links[0].head, torch.zeros(3))]), "a bias of as many, not .3"),
         (replace(chain, links=[*links[:2], Link(wide, links[0].head)]), "asks for .*48.*; given: .*32"),
         (replace(chain, links=[*links[:2], Link(other, links[0].head)]), "asks for .*others.*; given: .*states"),
     ):

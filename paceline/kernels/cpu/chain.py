@@ -61,6 +61,11 @@ def _check(recordings: Sequence[Recording | None], chain: Chain) -> None:
         width = recording.width if recording is not None else chain.finals.shape[1] if chain.finals is not None else 0
         if width != link.head.shape[1]:
             raise ValueError(f"a chain's head reads {link.head.shape[1]} values, but is given {width}")
+        bias, size = link.bias, link.head.shape[0]
+        if bias is not None and not (bias.shape == (size,) and bias.dtype == torch.float32 and bias.is_contiguous()):
+            raise ValueError(
+                f"a head of {size} logits needs a bias of as many, not {tuple(bias.shape)} of {bias.dtype}"
+            )
     runs = [recording for recording in recordings if recording is not None]
     for before, run in itertools.pairwise(runs):
         wanted = dict(before.named)
@@ -71,9 +76,10 @@ def _check(recordings: Sequence[Recording | None], chain: Chain) -> None:
 
 
 def _link(recording: Recording | None, link: Link) -> LinkStruct:
+    head = link.head.data.address, None if link.bias is None else link.bias.data_ptr()
     if recording is None:
-        return LinkStruct(None, 0, link.head.data.address)
-    return LinkStruct(ctypes.addressof(recording.program), recording.final, link.head.data.address)
+        return LinkStruct(None, 0, *head)
+    return LinkStruct(ctypes.addressof(recording.program), recording.final, *head)
 
 
 def _give(batch: BatchStruct, recordings: Sequence[Recording | None], chain: Chain, slots: Tensor) -> list[Any]:

@@ -93,7 +93,7 @@ class PickingStruct(Structure):
 
 
 class LinkStruct(Structure):
-    _fields_ = [("program", c_void_p), ("final_buffer", c_int64), ("head", c_void_p)]
+    _fields_ = [("program", c_void_p), ("final_buffer", c_int64), ("head", c_void_p), ("bias", c_void_p)]
 
 
 class ChainStruct(Structure):

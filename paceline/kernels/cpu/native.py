@@ -214,7 +214,7 @@ class NativeOps:
 
     def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
         layers, recordings = self._layers_of(caches), []
-        for network, _ in chain.links:
+        for network, *_ in chain.links:
             recording = None if network is None else self._recordings.get(network) or self._record(network)
             if recording is not None and layers.fits is not recording:
                 layers.check(recording)

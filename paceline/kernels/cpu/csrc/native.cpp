@@ -139,13 +139,13 @@ struct Picker {
 };
 
 // The vocabulary's logits for rows of finals, which lie one behind the other. Takes two counters.
-void run_head(Run& run, const Batch& batch, const float* finals, std::atomic<int64_t>* counters) {
+void run_head(Run& run, const Batch& batch, const float* finals, std::atomic<int64_t>* counters, const float* bias = nullptr) {
     const Weight& head = *batch.head;
     run.each(counters[0], batch.num_head_rows, [&](int64_t r) {
         quantise(run.scratch, head, finals + batch.head_rows[r] * head.columns, r, batch.num_head_rows);
     });
     run.pool.meet();
-    linear(run, counters[1], head, batch.num_head_rows, batch.logits_out, nullptr);
+    linear(run, counters[1], head, batch.num_head_rows, batch.logits_out, bias);
     run.pool.meet();
 }
 
@@ -404,7 +404,7 @@ void paceline_chain(const Batch* given, const Chain* chain) {
         threads.run([&](int thread) {
             Run run{threads, s.scratch, s.local[thread], s.attention};
             run_program(run, frame, s.counters.data());
-            run_head(run, batch, finals, counters);
+            run_head(run, batch, finals, counters, link.bias);
             Picker{s.logits.data(), batch.rows, size, chain->ids, chain->picking, step, s.disturbed.data(), rows.ids}(run, counters + 2);
         });
         if (!rows.take(step, s.logits.data(), s.disturbed)) break;

@@ -82,6 +82,7 @@ struct Link {
     const Program* program;
     int64_t final_buffer;
     const Weight* head;
+    const float* bias;  // of the logits, or nullptr
 };
 
 // Drafts drawn one behind the other. Each is fed to the next link's network, beside what its row's last run tapped. The
