@@ -98,6 +98,7 @@ class LLM(Shared):
             max_model_len,
             self.options.max_num_seqs,
             self.options.kernels,
+            found.source.label,
         )
         self.engine = self._build_engine(target, Needs() if drafter is None else drafter.plan(target))
         end_ids = tuple(sorted(self.engine.end_ids))

@@ -22,6 +22,7 @@ from paceline.errors import PacelineError
 from tests.cli.checkpoints import make_tokenizer, write_checkpoint
 from tests.drafters.tiny_medusa import vicuna_heads
 from tests.drafters.tiny_mlp import accelerator
+from tests.drafters.tiny_mtp import tiny_mtp
 from tests.drafters.tiny_readers import glide_state, write_glide
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,10 +38,21 @@ MANUALS = {
     "colossal_inference": {"unchanged.py", "draft_model.py", "glide.py"},
     "paddlenlp": {"inference_with_reference.sh", "mtp.sh"},
 }
+
+
+def long_with_modules(folder: Path) -> tuple[str, str]:
+    """A tiny model of 8192 positions, and modules for it."""
+    path = write_checkpoint(folder / "long")
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}), encoding="utf-8")
+    return str(path), tiny_mtp("deepseek")
+
+
 HEADS = {  # scripts whose second argument is a drafter with weights
     "medusa.py": lambda: vicuna_heads(len(make_tokenizer())),
     "vllm/mlp_speculator.py": lambda: accelerator(len(make_tokenizer())),
 }
+PAIRS = {"paddlenlp/mtp.sh": long_with_modules}  # commands that have a model and a drafter of their own
 SMALL = {"GAMMA": "1..2", "MAX_TOKENS": "6", "NUM_PROMPTS": "1"}  # for the table of draft lengths
 NOTE = """#!{python}
 import json, os, sys
@@ -118,7 +130,8 @@ def test_a_script_for_what_is_not_there_yet_says_so(
 @pytest.mark.parametrize("path", [path for path in SHELL if name_of(path) not in REFUSED], ids=name_of)
 def test_every_command_runs(path: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a file gives a command in another system's words and then in ours, both write the same."""
-    calls = words_of(path, tmp_path, str(checkpoint))
+    own = PAIRS.get(name_of(path))
+    calls = words_of(path, tmp_path, *([str(checkpoint)] if own is None else own(tmp_path)))
     monkeypatch.chdir(tmp_path)
     written = []
     for words in calls:

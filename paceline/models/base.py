@@ -18,6 +18,7 @@ from paceline.kernels import Ops
 from paceline.kernels.ops import FINAL, Forward, Head, Hidden, Inputs, LayerCache, LayerSpec, Weight
 from paceline.models.batch import Batch
 from paceline.models.config import ModelConfig
+from paceline.models.weights import Weights
 
 
 class Model:
@@ -57,6 +58,14 @@ class Model:
         short.config = dataclasses.replace(self.config, num_layers=count, windows=self.config.windows[:count])
         result: Self = short
         return result
+
+    def extra_layer(self, weights: Weights) -> Any:
+        """A layer as stands behind the last, for a module that is made of one; NotImplementedError: it lends none."""
+        raise NotImplementedError
+
+    def run_layer(self, f: Forward, layer: Any, x: Any, number: int, window: int | None = None) -> Any:
+        """Such a layer, or one of its own, looking at cache layer `number`."""
+        raise NotImplementedError
 
     def _check_taps(self, taps: tuple[int, ...]) -> None:
         for tap in taps:

@@ -21,6 +21,8 @@ class Family:
     read: Callable[[Any], dict[str, Any]]  # a transformers config as fields of ModelConfig
     traits: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that no file decides
     gguf: GGUFNames | None = None  # None: not read from GGUF files
+    spelled: str = ""  # the transformers type whose config it has, where transformers does not know its own
+    modules: str = ""  # a pattern of tensors that its files hold for MTP modules, not for the model
 
 
 _NO_BIAS = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
@@ -34,6 +36,14 @@ FAMILIES = {
         Family("qwen2", llama.Llama, llama.read_qwen, {**_NO_BIAS, "qkv_bias": True}, GGUFNames("qwen2", *llama.GGUF)),
         Family(
             "qwen3", llama.Llama, llama.read_qwen, {"mlp_bias": False, "qk_norm": True}, GGUFNames("qwen3", *llama.GGUF)
+        ),
+        Family(
+            "mimo",
+            llama.Llama,
+            llama.read_qwen,
+            {**_NO_BIAS, "qkv_bias": True},
+            spelled="qwen2",
+            modules=r"model\.mtp_layers\.",
         ),
         Family(
             "gemma3_text",

@@ -60,19 +60,25 @@ class Llama(Model):
         self.cos, self.sin = cos.to(weights.device), sin.to(weights.device)
 
     def describe(self, f: Forward) -> Any:
-        eps = self.config.norm_eps
         x = f.embed(self.embedding)
         f.tap(0, x)
         for number, layer in enumerate(self.layers):
-            qkv = layer.qkv(f, f.rms_norm(x, layer.attention_norm, eps))
-            if layer.q_norm is not None and layer.k_norm is not None:
-                qkv = f.head_norm(qkv, self.heads, layer.q_norm, layer.k_norm, eps)
-            qkv = f.rope(qkv, self.heads, self.cos, self.sin)
-            x = f.add(x, layer.out(f, f.attention(qkv, self.heads, number, self.config.window(number))))
-            wide = layer.gate_up(f, f.rms_norm(x, layer.feed_forward_norm, eps))
-            x = f.add(x, layer.down(f, f.gated(wide, self.config.activation)))
+            x = self.run_layer(f, layer, x, number, self.config.window(number))
             f.tap(number + 1, x)
-        return f.rms_norm(x, self.norm, eps)
+        return f.rms_norm(x, self.norm, self.config.norm_eps)
+
+    def run_layer(self, f: Forward, layer: Layer, x: Any, number: int, window: int | None = None) -> Any:
+        eps = self.config.norm_eps
+        qkv = layer.qkv(f, f.rms_norm(x, layer.attention_norm, eps))
+        if layer.q_norm is not None and layer.k_norm is not None:
+            qkv = f.head_norm(qkv, self.heads, layer.q_norm, layer.k_norm, eps)
+        qkv = f.rope(qkv, self.heads, self.cos, self.sin)
+        x = f.add(x, layer.out(f, f.attention(qkv, self.heads, number, window)))
+        wide = layer.gate_up(f, f.rms_norm(x, layer.feed_forward_norm, eps))
+        return f.add(x, layer.down(f, f.gated(wide, self.config.activation)))
+
+    def extra_layer(self, weights: Weights) -> Layer:
+        return Layer(self.config, weights)
 
 
 def read(config: Any) -> dict[str, Any]:

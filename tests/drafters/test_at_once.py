@@ -22,7 +22,7 @@ from tests.fakes import tiny_model
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels are not built here")
 
-CHAINS = ("eagle", "eagle3", "draft_model", "draft_is_target", "glide", "glide_layers", "mlp_speculator")
+CHAINS = ("eagle", "eagle3", "draft_model", "draft_is_target", "glide", "glide_layers", "mlp_speculator", "mtp")
 Drafted = list[list[list[int]]]  # by round, by sequence
 
 

@@ -32,7 +32,9 @@ TINY = {
 
 
 def config_of(kind: str) -> ModelConfig:
-    return from_transformers(CONFIG_MAPPING[kind]())
+    config = CONFIG_MAPPING[FAMILIES[kind].spelled or kind]()
+    config.model_type = kind
+    return from_transformers(config)
 
 
 def test_every_family_reads_the_default_config_of_its_transformers_type() -> None:
