@@ -75,6 +75,10 @@ class Packed(Protocol):
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor: ...
 
+    def part(self, number: int) -> Packed:
+        """One matrix of a stack [count, rows, columns]."""
+        ...
+
 
 @dataclass(frozen=True)
 class Heads:
