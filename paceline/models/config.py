@@ -30,6 +30,7 @@ class MixtureConfig:
     width: int  # of each, as intermediate_size is of a feed-forward
     routing: Routing
     dense_layers: tuple[int, ...] = ()  # layers that have a feed-forward all the same
+    shared_width: int = 0  # of the one that every row passes, where there is one
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class ModelConfig:
     tie_embeddings: bool
     rope: RopeConfig = field(default_factory=RopeConfig)
     local_rope: RopeConfig | None = None  # of layers with a window, where it is another
+    rotary_dim: int | None = None  # of each head so many values turn; None: all
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     norm_offset: float = 0.0  # what a file's norms are to be added to
     qkv_bias: bool = False

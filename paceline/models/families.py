@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.kernels import Ops
-from paceline.models import gemma3, gpt2, llama, mixture, opt
+from paceline.models import gemma3, glm4_moe, gpt2, llama, mimo, mixture, opt
 from paceline.models.base import Model
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_names import GGUFNames
@@ -22,7 +22,6 @@ class Family:
     traits: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that no file decides
     gguf: GGUFNames | None = None  # None: not read from GGUF files
     spelled: str = ""  # the transformers type whose config it has, where transformers does not know its own
-    modules: str = ""  # a pattern of tensors that its files hold for MTP modules, not for the model
 
 
 _NO_BIAS = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
@@ -39,11 +38,10 @@ FAMILIES = {
         ),
         Family(
             "mimo",
-            llama.Llama,
+            mimo.MiMo,
             llama.read_qwen,
             {**_NO_BIAS, "qkv_bias": True},
             spelled="qwen2",
-            modules=r"model\.mtp_layers\.",
         ),
         Family(
             "mixtral",
@@ -61,6 +59,7 @@ FAMILIES = {
             {"mlp_bias": False, "qk_norm": True},
             GGUFNames("qwen3moe", *mixture.GGUF, experts=True, more=mixture.read_gguf("expert_feed_forward_length")),
         ),
+        Family("glm4_moe", glm4_moe.GLM4MoE, glm4_moe.read, {"out_bias": False, "mlp_bias": False}),
         Family(
             "gemma3_text",
             gemma3.Gemma3,

@@ -61,8 +61,9 @@ class Llama(Model):
         self.layers = [self.load_layer(i, config, body.under(f"layers.{i}.")) for i in range(config.num_layers)]
         self.norm = body.whole("norm.weight", (config.hidden_size,))
         frequencies = "rope_freqs.weight"  # only GGUF files carry it
-        factors = weights.whole(frequencies, (config.head_dim // 2,)) if weights.has(frequencies) else None
-        cos, sin = tables(config.rope, config.head_dim, max_position or config.max_position, factors)
+        turning = config.rotary_dim or config.head_dim
+        factors = weights.whole(frequencies, (turning // 2,)) if weights.has(frequencies) else None
+        cos, sin = tables(config.rope, turning, max_position or config.max_position, factors)
         self.cos, self.sin = cos.to(weights.device), sin.to(weights.device)
 
     @staticmethod

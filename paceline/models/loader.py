@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -188,8 +187,7 @@ def build(
     model = FAMILIES[config.architecture].build(config, ops, weights, max_position)
     if tiles is not None:
         keep_tiles(tiles)
-    apart = FAMILIES[config.architecture].modules
-    unused = [name for name in weights.unused() if not (apart and re.match(apart, name))]
+    unused = weights.unused()
     if unused:
         shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
         log.warning("%s holds tensors this model does not use: %s", weights.source.label, shown)

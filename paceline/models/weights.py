@@ -107,6 +107,12 @@ class Weights:
         """A matrix stored [in, out]; `shape` is [out, in]."""
         return self._kept([name], (shape[0], shape[1]), lambda: [self._dense(name, shape[::-1]).t()])
 
+    def leave_out(self, prefix: str) -> int:
+        """Tensors under a prefix are another's business, hence none that nobody uses; how many there are."""
+        found = [name for name in self.source.names() if name.startswith(self.prefix + prefix)]
+        self.used.update(found)
+        return len(found)
+
     def vocabulary(self, embedding: str, head: str, shape: Shape, tied: bool) -> tuple[Weight, Weight]:
         """The embedding and the vocabulary head; when tied, one weight for both.
 
