@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.kernels.chain import Chain, Drafts
+from paceline.kernels.experts import mix, route
 from paceline.kernels.ops import (
     FINAL,
     Describes,
+    Experts,
     Head,
     Heads,
     Hidden,
@@ -64,7 +66,7 @@ class EagerForward:
         return x + table[self.positions + offset]
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight.data, bias)
+        return F.linear(x.to(weight.data.dtype), weight.data, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
         wide = x.float()
@@ -80,6 +82,9 @@ class EagerForward:
     def gated(self, x: Tensor, kind: str) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return self.activation(gate, kind) * up
+
+    def experts(self, x: Tensor, scores: Tensor, experts: Experts) -> Tensor:
+        return mix(x, route(scores, experts.routing, experts.bias), experts)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
@@ -211,7 +216,9 @@ class EagerOps:
     name, chains = "torch", False
     forward: type[EagerForward] = EagerForward
 
-    def pack(self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device) -> Weight:
+    def pack(
+        self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device, exact: bool = False
+    ) -> Weight:
         dense = unpack(parts, dtype, device)
         return Weight(dense, (dense.shape[0], dense.shape[1]))
 

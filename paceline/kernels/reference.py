@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.eager import EagerForward, EagerOps, split_kept
-from paceline.kernels.ops import Heads, Weight, activate
+from paceline.kernels.experts import route
+from paceline.kernels.ops import Experts, Heads, Weight, activate
 
 
 def _by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -58,6 +59,29 @@ def _(query: Tensor, keys: Tensor, values: Tensor, lines: list[Tensor], scale: f
     return query.new_empty(*query.shape[:2], values.shape[2])
 
 
+@torch.library.custom_op("paceline::reference_experts", mutates_args=())
+def reference_experts(
+    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str, num_experts: int
+) -> Tensor:
+    """Rows [T, H], each through its chosen experts [T, K] in their order, weighed by weights [T, K] of float32."""
+    wide, narrow = (stack.view(num_experts, -1, stack.shape[1]) for stack in (gate_up, down))
+    rows = []
+    for row, ids, shares in zip(x, chosen.tolist(), weights):
+        total = torch.zeros_like(row, dtype=torch.float32)
+        for expert, share in zip(ids, shares):
+            gate, up = torch.mv(wide[expert], row.clone()).chunk(2)
+            total = total + torch.mv(narrow[expert], activate(gate, activation) * up).float() * share
+        rows.append(total.to(x.dtype))
+    return torch.stack(rows)
+
+
+@reference_experts.register_fake
+def _(
+    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str, num_experts: int
+) -> Tensor:
+    return torch.empty_like(x)
+
+
 class Lines(NamedTuple):
     lines: list[Tensor]  # for each row the cache rows it sees, in the order of their positions
     window: int | None
@@ -65,7 +89,16 @@ class Lines(NamedTuple):
 
 class ReferenceForward(EagerForward):
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        result: Tensor = reference_linear(x, weight.data, bias)
+        result: Tensor = reference_linear(x.to(weight.data.dtype), weight.data, bias)
+        return result
+
+    def experts(self, x: Tensor, scores: Tensor, experts: Experts) -> Tensor:
+        routed = [route(row[None].clone(), experts.routing, experts.bias) for row in scores]
+        if not routed:
+            return torch.empty_like(x)
+        chosen, weights = torch.cat([row.ids for row in routed]), torch.cat([row.weights for row in routed])
+        stacks = (experts.gate_up.data, experts.down.data)
+        result: Tensor = reference_experts(x, chosen, weights, *stacks, experts.activation, scores.shape[1])
         return result
 
     def per_head(self, x: Tensor, weight: Weight, num_heads: int) -> Tensor:

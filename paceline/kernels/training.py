@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.eager import EagerForward, look, split_heads
-from paceline.kernels.ops import Describes, Heads, Hidden, Inputs, Weight
+from paceline.kernels.ops import Describes, Experts, Heads, Hidden, Inputs, Weight
 
 
 @dataclass
@@ -47,6 +47,10 @@ class DenseForward(EagerForward):
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         return super().linear(x, _dense(weight), bias)
+
+    def experts(self, x: Tensor, scores: Tensor, experts: Experts) -> Tensor:
+        _dense(experts.gate_up), _dense(experts.down)
+        return super().experts(x, scores, experts)
 
     def attention(
         self,
@@ -108,7 +112,10 @@ def run_dense(model: Describes, sequences: Sequences, taps: tuple[int, ...] = ()
 
 
 def weights_of(model: Describes) -> list[Tensor]:
-    """Every matrix, norm and bias of a description, each once, in the order of their first use; no rope tables."""
+    """Every matrix, norm and bias of a description, each once, in the order of their first use.
+
+    No rope tables, and no biases that experts are chosen by: no gradient reaches them.
+    """
     collector: Any = _Collector()
     model.describe(collector)
     return list(collector.found.values())
@@ -122,7 +129,8 @@ class _Collector:
 
     def __getattr__(self, word: str) -> Any:
         def take(*arguments: Any, **named: Any) -> Any:
-            for argument in (*arguments, *named.values()) if word != "rope" else ():
+            given = (*arguments, *named.values()) if word != "rope" else ()
+            for argument in (arguments[2].gate_up, arguments[2].down) if word == "experts" else given:
                 tensor = _dense(argument).data if isinstance(argument, Weight) else argument
                 if isinstance(tensor, Tensor):
                     self.found[id(tensor)] = tensor

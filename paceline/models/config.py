@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import CheckpointError
+from paceline.kernels.ops import Routing
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,17 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class MixtureConfig:
+    """Experts in place of a feed-forward."""
+
+    num_experts: int
+    width: int  # of each, as intermediate_size is of a feed-forward
+    routing: Routing
+    dense_layers: tuple[int, ...] = ()  # layers that have a feed-forward all the same
+    shared_width: int = 0  # of an expert that every row goes through besides; 0: there is none
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The target or a draft model, whatever its family."""
 
@@ -65,6 +77,7 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     windows: tuple[int | None, ...] = ()  # one per layer; empty: no layer has one
+    mixture: MixtureConfig | None = None
     embed_size: int | None = None  # OPT-350m projects from a smaller embedding
     norm_first: bool = True  # OPT-350m norms after each block
     learned_positions: bool = False  # a table of them, so that nothing is known beyond max_position
@@ -106,7 +119,26 @@ def make_config(fields: dict[str, Any], label: str) -> ModelConfig:
         raise CheckpointError(f"{label} gives num_kv_heads={config.num_kv_heads}; allowed: a divisor of {heads} heads")
     if not config.learned_positions and config.head_dim % 2:
         raise CheckpointError(f"{label} gives head_dim={config.head_dim}; allowed: an even number, since halves rotate")
+    if config.mixture is not None:
+        _check_mixture(config.mixture, label)
     return config
+
+
+def _check_mixture(mixture: MixtureConfig, label: str) -> None:
+    """So many can be chosen of what there is."""
+    count, how = mixture.num_experts, mixture.routing
+    bounds = {"num_experts": (count, MOST), "expert width": (mixture.width, MOST)}
+    bounds |= {"num_groups": (how.num_groups, count), "kept_groups": (how.kept_groups, how.num_groups)}
+    for name, (value, most) in bounds.items():
+        if not is_whole(value) or not 1 <= value <= most:
+            raise CheckpointError(f"{label} gives {name}={value!r}; allowed: a whole number from 1 to {most}")
+    if count % how.num_groups:
+        raise CheckpointError(f"{label} gives num_groups={how.num_groups}; allowed: a divisor of {count} experts")
+    most = count // how.num_groups * how.kept_groups
+    if not is_whole(how.num_chosen) or not 1 <= how.num_chosen <= most:
+        raise CheckpointError(
+            f"{label} chooses {how.num_chosen!r} experts for a token; allowed: a whole number from 1 to {most}"
+        )
 
 
 def is_whole(value: Any) -> bool:

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from paceline.errors import CheckpointError
 from paceline.kernels import Ops
-from paceline.kernels.ops import Forward, Heads, LayerSpec, Part, Weight
+from paceline.kernels.ops import Forward, Heads, LayerSpec, Part, Routing, Weight
 from paceline.models import llama
 from paceline.models.base import Model
-from paceline.models.config import Latent, ModelConfig, is_whole, yarn_growth
+from paceline.models.config import Latent, MixtureConfig, ModelConfig, is_whole, yarn_growth
+from paceline.models.layers.experts import load_mixture
 from paceline.models.layers.linear import Linear
 from paceline.models.layers.rope import tables
 from paceline.models.weights import Weights
@@ -33,7 +34,17 @@ LATENT_EPS = 1e-6  # of the norms inside attention, whatever the config says
 
 
 class Layer(llama.Layer):
-    """Attention through a latent and a gated feed-forward, each behind a norm."""
+    """Attention through a latent, and a feed-forward or experts, each behind a norm."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, dense: bool) -> None:
+        self._load_norms(config, weights)
+        self._load_attention(config, weights.under("self_attn."))
+        self.mixture = None if dense else load_mixture(config, weights.under("mlp."))
+        if dense:
+            self._load_feed_forward(config, weights.under("mlp."))
+
+    def feed_forward(self, f: Forward, x: Any) -> Any:
+        return super().feed_forward(f, x) if self.mixture is None else self.mixture(f, x)
 
     def _load_attention(self, config: ModelConfig, weights: Weights) -> None:
         latent = config.latent
@@ -101,12 +112,12 @@ def expand(keys: Tensor, values: Tensor, turning: int) -> list[Tensor]:
 class DeepSeek(Model):
     def __init__(self, config: ModelConfig, ops: Ops, weights: Weights, max_position: int | None = None) -> None:
         self.config, self.ops = config, ops
-        assert config.latent is not None
-        self.latent = config.latent
+        assert config.latent is not None and config.mixture is not None, "the config has both"
+        self.latent, dense = config.latent, config.mixture.dense_layers
         body, shape = weights.under("model."), (config.vocab_size, config.hidden_size)
         names = (body.prefix + "embed_tokens.weight", "lm_head.weight")
         self.embedding, self.head = weights.vocabulary(*names, shape, config.tie_embeddings)
-        self.layers = [Layer(config, body.under(f"layers.{i}.")) for i in range(config.num_layers)]
+        self.layers = [Layer(config, body.under(f"layers.{i}."), i in dense) for i in range(config.num_layers)]
         self.norm = body.whole("norm.weight", (config.hidden_size,))
         cos, sin = tables(config.rope, self.latent.rope_dim, max_position or config.max_position)
         self.cos, self.sin = cos.to(weights.device), sin.to(weights.device)
@@ -120,15 +131,22 @@ class DeepSeek(Model):
         return [LayerSpec(parts)] * self.config.num_layers
 
     def describe(self, f: Forward) -> Any:
-        eps = self.config.norm_eps
         x = f.embed(self.embedding)
         f.tap(0, x)
         for number, layer in enumerate(self.layers):
-            x = f.add(x, layer.out(f, self._look(f, layer, f.rms_norm(x, layer.attention_norm, eps), number)))
-            wide = layer.gate_up(f, f.rms_norm(x, layer.feed_forward_norm, eps))
-            x = f.add(x, layer.down(f, f.gated(wide, self.config.activation)))
+            x = self.run_layer(f, layer, x, number)
             f.tap(number + 1, x)
-        return f.rms_norm(x, self.norm, eps)
+        return f.rms_norm(x, self.norm, self.config.norm_eps)
+
+    def run_layer(self, f: Forward, layer: Layer, x: Any, number: int, window: int | None = None) -> Any:
+        """One of its own, or an extra one, looking at cache layer `number`; no layer has a window."""
+        eps = self.config.norm_eps
+        x = f.add(x, layer.out(f, self._look(f, layer, f.rms_norm(x, layer.attention_norm, eps), number)))
+        return f.add(x, layer.feed_forward(f, f.rms_norm(x, layer.feed_forward_norm, eps)))
+
+    def extra_layer(self, weights: Weights) -> Layer:
+        """A layer as stands behind the last, for a module that is made of one."""
+        return Layer(self.config, weights, dense=False)
 
     def _look(self, f: Forward, layer: Layer, x: Any, number: int) -> Any:
         """What every head sees: [T, heads · value_dim]."""
@@ -160,6 +178,44 @@ def _leave_out_modules(body: Weights, first: int) -> None:
 
 def read(config: Any) -> dict[str, Any]:
     """The fields of a ModelConfig in a transformers config."""
+    fields = llama.read(config)
+    if fields["num_kv_heads"] != fields["num_heads"]:
+        raise CheckpointError(
+            f"the deepseek_v3 config gives num_key_value_heads={fields['num_kv_heads']}; allowed: as many as there "
+            f"are heads ({fields['num_heads']})"
+        )
+    latent = _read_latent(config)
+    width = latent.plain_dim + latent.rope_dim
+    scaled = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    growth = yarn_growth(fields["rope"].factor, float(scaled.get("mscale_all_dim") or 0))
+    scale = width**-0.5 * growth * growth
+    mixture = _read_mixture(config)
+    return {**fields, "head_dim": width, "latent": latent, "attention_scale": scale, "mixture": mixture}
+
+
+def _read_mixture(config: Any) -> MixtureConfig:
+    scoring = getattr(config, "scoring_func", "sigmoid")
+    if scoring != "sigmoid":
+        raise CheckpointError(f"the deepseek_v3 config gives scoring_func={scoring!r}; allowed: 'sigmoid'")
+    width, first, step = (
+        config.moe_intermediate_size,
+        config.first_k_dense_replace,
+        getattr(config, "moe_layer_freq", 1),
+    )
+    routing = Routing(
+        config.num_experts_per_tok,
+        scoring,
+        bool(config.norm_topk_prob),
+        float(config.routed_scaling_factor),
+        config.n_group or 1,
+        config.topk_group or 1,
+    )
+    dense = tuple(number for number in range(config.num_hidden_layers) if number < first or number % step)
+    shared = width * (config.n_shared_experts or 0)
+    return MixtureConfig(config.n_routed_experts, width, routing, dense, shared)
+
+
+def _read_latent(config: Any) -> Latent:
     names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank")
     rank, plain, turning, value, query_rank = (getattr(config, name) for name in names)
     for name, width in zip(names, (rank, plain, turning, value, 1 if query_rank is None else query_rank)):
@@ -167,15 +223,4 @@ def read(config: Any) -> dict[str, Any]:
             raise CheckpointError(f"the deepseek_v3 config gives {name}={width!r}; allowed: a whole number from 1 on")
     if turning % 2:
         raise CheckpointError(f"the deepseek_v3 config gives qk_rope_head_dim={turning}; allowed: an even number")
-    fields = llama.read(config)
-    if fields["num_kv_heads"] != fields["num_heads"]:
-        raise CheckpointError(
-            f"the deepseek_v3 config gives num_key_value_heads={fields['num_kv_heads']}; allowed: as many as there "
-            f"are heads ({fields['num_heads']})"
-        )
-    interleaved = bool(getattr(config, "rope_interleave", True))
-    latent = Latent(rank, query_rank, plain, turning, value, interleaved)
-    scaled = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    growth = yarn_growth(fields["rope"].factor, float(scaled.get("mscale_all_dim") or 0))
-    scale = (plain + turning) ** -0.5 * growth * growth
-    return {**fields, "head_dim": plain + turning, "latent": latent, "attention_scale": scale}
+    return Latent(rank, query_rank, plain, turning, value, bool(getattr(config, "rope_interleave", True)))

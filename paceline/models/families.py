@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.kernels import Ops
-from paceline.models import deepseek, gemma3, gpt2, llama, opt
+from paceline.models import deepseek, gemma3, gpt2, llama, mixture, opt
 from paceline.models.base import Model
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_names import GGUFNames
@@ -34,6 +34,22 @@ FAMILIES = {
         Family("qwen2", llama.Llama, llama.read_qwen, {**_NO_BIAS, "qkv_bias": True}, GGUFNames("qwen2", *llama.GGUF)),
         Family(
             "qwen3", llama.Llama, llama.read_qwen, {"mlp_bias": False, "qk_norm": True}, GGUFNames("qwen3", *llama.GGUF)
+        ),
+        Family(
+            "mixtral",
+            mixture.MixtureLlama,
+            mixture.read_mixtral,
+            _NO_BIAS,
+            GGUFNames(
+                "llama", *mixture.GGUF, interleaved=True, experts=True, more=mixture.read_gguf("feed_forward_length")
+            ),
+        ),
+        Family(
+            "qwen3_moe",
+            mixture.MixtureLlama,
+            mixture.read_qwen,
+            {"mlp_bias": False, "qk_norm": True},
+            GGUFNames("qwen3moe", *mixture.GGUF, experts=True, more=mixture.read_gguf("expert_feed_forward_length")),
         ),
         Family(
             "gemma3_text",

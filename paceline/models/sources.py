@@ -15,7 +15,7 @@ from paceline.errors import CheckpointError, first_line
 from paceline.kernels.ops import Packed
 from paceline.models.config import ModelConfig
 from paceline.models.families import FAMILIES
-from paceline.models.gguf import GGUFFile
+from paceline.models.gguf import GGUFFile, GGUFTensor
 from paceline.models.json_file import read_object
 from paceline.models.quantised import refuse_names
 
@@ -155,17 +155,22 @@ class GGUFSource:
 
     def kind(self, name: str) -> str:
         tensor = self._tensors[name]
-        return tensor.kind if len(tensor.shape) == 2 and tensor.kind not in PLAIN else "float"
+        return tensor.kind if _is_packed(tensor) else "float"
 
     def read(self, name: str) -> Tensor | Packed:
         tensor = self._tensors[name]
         heads = self._heads.get(tensor.name.split(".")[-2], 0) if "." in tensor.name else 0
         if heads and tensor.shape and tensor.shape[0] % (2 * heads) == 0:  # another count is refused for its shape
             tensor = tensor.rows(half_split_order(tensor.shape[0], heads).numpy())
-        if len(tensor.shape) == 2 and tensor.kind not in PLAIN:
+        if _is_packed(tensor):
             packed: Packed = tensor
             return packed
         return tensor.dequantize(PLAIN.get(tensor.kind, torch.float32))
+
+
+def _is_packed(tensor: GGUFTensor) -> bool:
+    """Matrices and stacks of them; vectors are few and unpacked."""
+    return len(tensor.shape) in (2, 3) and tensor.kind not in PLAIN
 
 
 def half_split_order(rows: int, heads: int) -> Tensor:

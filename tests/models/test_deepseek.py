@@ -51,6 +51,9 @@ SHAPE: dict[str, Any] = {
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "dense": {},
+    "experts": {"first_k_dense_replace": 1},
+    "experts_alike": {"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+    "experts_yarn": {"first_k_dense_replace": 1, "n_shared_experts": 2, "rope_parameters": YARN},
     "no_query_rank": {"q_lora_rank": None},
     "yarn": {"rope_parameters": YARN},
     "biased_tied": {"attention_bias": True, "tie_word_embeddings": True},
@@ -63,9 +66,9 @@ def make(name: str) -> Any:
     torch.manual_seed(0)
     config = transformers.DeepseekV3Config(**{**SHAPE, **CONFIGS[name]})
     model = transformers.AutoModelForCausalLM.from_config(config).eval().float()
-    for parameter in model.parameters():  # norms start at one and biases at zero, which would hide a missing one
-        if parameter.dim() == 1:
-            torch.nn.init.normal_(parameter, 0.5, 0.2)
+    for name, tensor in model.state_dict().items():  # norms start at one and biases at zero, which hides a missing one
+        if tensor.dim() == 1:
+            torch.nn.init.normal_(tensor, 0.0 if "correction" in name else 0.5, 0.2)
     return model
 
 

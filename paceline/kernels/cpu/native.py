@@ -140,21 +140,23 @@ class NativeOps:
         self._recordings: weakref.WeakKeyDictionary[Any, Recording] = weakref.WeakKeyDictionary()
         self._layers: Layers | None = None
 
-    def pack(self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device) -> Weight:
+    def pack(
+        self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device, exact: bool = False
+    ) -> Weight:
         if device.type != "cpu" or dtype != torch.float32:
             raise OptionError(f"the native kernels compute in float32 on a CPU, not in {dtype} on {device}")
         columns = int(parts[0].shape[1])
         if any(int(part.shape[1]) != columns for part in parts):
             shapes = ", ".join(str(tuple(part.shape)) for part in parts)
             raise OptionError(f"matrices of one weight need the same columns, but they are {shapes}")
-        packed = NativeWeight([self._segment(part, columns) for part in parts], columns)
+        packed = NativeWeight([self._segment(part, columns, exact) for part in parts], columns)
         return Weight(packed, (packed.rows, columns))
 
-    def _segment(self, part: Tensor | Packed, columns: int) -> tuple[int, np.ndarray[Any, Any], int]:
+    def _segment(self, part: Tensor | Packed, columns: int, exact: bool) -> tuple[int, np.ndarray[Any, Any], int]:
         rows = int(part.shape[0])
         if not isinstance(part, Tensor) and part.kind not in SOURCES:
             part = part.dequantize()
-        if isinstance(part, Tensor) and self.quantization is not None:
+        if isinstance(part, Tensor) and self.quantization is not None and not exact:
             part = quantise(part, self.quantization)
         if not isinstance(part, Tensor):
             source = SOURCES.index(part.kind)
@@ -168,7 +170,7 @@ class NativeOps:
             tiles = self._tiles(kind, rows, columns)
             self.library.paceline_pack(source, raw.ctypes.data, rows, columns, tiles.ctypes.data)
             return kind, tiles, rows
-        dense = self._rounded(part.detach())
+        dense = part.detach() if exact else self._rounded(part.detach())
         kind = KINDS.index(_NARROW.get(dense.dtype, "F32"))
         values = (dense if dense.dtype in _NARROW else dense.float()).cpu().contiguous()
         tiles = self._tiles(kind, rows, columns)

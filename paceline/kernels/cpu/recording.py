@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.cpu.library import OPERATIONS, BatchStruct, Buffer, Op, Program
-from paceline.kernels.ops import ACTIVATIONS, FINAL, TOGETHER, Describes, Heads, Inputs, Weight
+from paceline.kernels.ops import ACTIVATIONS, FINAL, TOGETHER, Describes, Experts, Heads, Inputs, Weight
 
 NOTHING = -1
 Shapes = tuple[tuple[int, int], ...]
@@ -85,6 +85,9 @@ class Recorder:
 
     def gated(self, x: Value, kind: str) -> Value:
         return self._op("gated", x.width // 2, x, n0=ACTIVATIONS.index(kind))
+
+    def experts(self, x: Value, scores: Value, experts: Experts) -> Value:
+        raise NotImplementedError("the native kernels have no experts yet; allowed: kernels='torch' or 'reference'")
 
     def add(self, x: Value, y: Value) -> Value:
         _check_width("add", y, x.width)
