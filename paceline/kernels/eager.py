@@ -143,6 +143,20 @@ class EagerForward:
         seen = self.attend(q.reshape(len(q), heads.num_heads, -1), keys, values, plan, scale, softcap)
         return torch.where((bound > 0)[:, None], seen.reshape(len(q), -1), 0)
 
+    def per_head(self, x: Tensor, weight: Weight, num_heads: int) -> Tensor:
+        kept, given = split_kept(x, weight, num_heads)
+        made = torch.einsum("tha,hba->thb", given, weight.data.view(num_heads, -1, weight.shape[1]))
+        return torch.cat([kept, made], dim=-1).flatten(1)
+
+    def latent_attention(
+        self, q: Tensor, latent: Tensor, num_heads: int, rank: int, layer: int, scale: float
+    ) -> Tensor:
+        (keys,) = self.caches[layer]
+        keys.index_copy_(0, self.layout.write, latent[:, None].to(keys.dtype))
+        plan = self._planned(self, Heads(num_heads, 1, latent.shape[1], rank), None, None)
+        query = q.reshape(len(q), num_heads, -1)
+        return self.attend(query, keys, keys[..., -rank:], plan, scale, None).reshape(len(q), -1)
+
     def _planned(self, looking: EagerForward, heads: Heads, window: int | None, below: str | None) -> Any:
         key = heads.num_heads // heads.num_kv_heads, window, below
         if key not in self._plans:
@@ -174,7 +188,7 @@ class EagerForward:
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, plan: Any, scale: float | None, softcap: float | None
     ) -> Tensor:
-        result = torch.empty_like(query)  # [T, heads, D]
+        result = query.new_empty(*query.shape[:2], values.shape[2])  # [T, heads, D of values]
         kv_heads, width = keys.shape[1], keys.shape[2]
         for group in plan:
             sequences, rows = group.rows.shape
@@ -183,8 +197,8 @@ class EagerForward:
             k = keys[group.keys].transpose(1, 2).to(q.dtype)
             v = values[group.keys].transpose(1, 2).to(q.dtype)
             out = look(q, k, v, group.mask, scale, softcap)
-            out = out.view(sequences, kv_heads, rows, -1, width).permute(0, 2, 1, 3, 4)
-            result[group.rows] = out.reshape(sequences, rows, -1, width)
+            out = out.view(sequences, kv_heads, rows, -1, values.shape[2]).permute(0, 2, 1, 3, 4)
+            result[group.rows] = out.reshape(sequences, rows, -1, values.shape[2])
         return result
 
 
@@ -232,9 +246,17 @@ class EagerOps:
 
 
 def split_heads(qkv: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
-    parts = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
-    q, k, v = torch.split(qkv.view(len(qkv), sum(parts), heads.head_dim), parts, dim=1)
+    widths = heads.head_dim, heads.head_dim, heads.value_width
+    counts = heads.num_heads, heads.num_kv_heads, heads.num_kv_heads
+    parts = torch.split(qkv, [count * width for count, width in zip(counts, widths)], dim=1)
+    q, k, v = (part.reshape(len(qkv), -1, width) for part, width in zip(parts, widths))
     return q, k, v
+
+
+def split_kept(x: Tensor, weight: Weight, num_heads: int) -> tuple[Tensor, Tensor]:
+    """Each head's values before those that meet its matrix, and those; both [T, heads, …]."""
+    heads = x.reshape(len(x), num_heads, -1)
+    return heads[..., : -weight.shape[1]], heads[..., -weight.shape[1] :]
 
 
 @dataclass

@@ -91,6 +91,11 @@ class Heads:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int | None = None  # of value heads, where it is another
+
+    @property
+    def value_width(self) -> int:
+        return self.head_dim if self.value_dim is None else self.value_dim
 
 
 SCORINGS = ("softmax", "sigmoid")
@@ -255,6 +260,20 @@ class Forward(Protocol):
         Row t sees the positions under below[t], none behind its own, whatever the layout hides of its beginning;
         `below` names an input of whole numbers [T]. They are committed ones: each lies at its own place. A row that
         sees nothing gets zeros.
+        """
+        ...
+
+    def per_head(self, x: Any, weight: Weight, num_heads: int) -> Any:
+        """Each head through a matrix of its own: [T, heads · (kept + A)] → [T, heads · (kept + B)].
+
+        The weight is [heads · B, A], packed from one matrix a head. What a head has before its last A values is kept.
+        """
+        ...
+
+    def latent_attention(self, q: Any, latent: Any, num_heads: int, rank: int, layer: int, scale: float) -> Any:
+        """Store each row's latent [T, W] in a cache layer of one part, then let its heads [T, heads · W] look at them.
+
+        Every head sees the same keys, whose last `rank` values are the values too: [T, heads · rank].
         """
         ...
 

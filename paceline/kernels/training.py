@@ -61,14 +61,24 @@ class DenseForward(EagerForward):
         scale: float | None = None,
         softcap: float | None = None,
     ) -> Tensor:
+        q, k, v = (part.reshape(*self.shape, *part.shape[1:]) for part in split_heads(qkv, heads))
+        return self._look(q, k, v, self._seen(window), scale, softcap)
+
+    def _seen(self, window: int | None) -> Tensor:
         positions = self.sequences.positions
         mask = torch.ones(*self.shape, self.shape[1], dtype=torch.bool, device=positions.device).tril()
         if window is not None:
             mask = mask & (positions[:, :, None] - positions[:, None] < window)
-        if self.sequences.seen is not None:
-            mask = mask & self.sequences.seen
-        q, k, v = (part.reshape(*self.shape, -1, heads.head_dim) for part in split_heads(qkv, heads))
-        return self._look(q, k, v, mask, scale, softcap)
+        return mask if self.sequences.seen is None else mask & self.sequences.seen
+
+    def per_head(self, x: Tensor, weight: Weight, num_heads: int) -> Tensor:
+        return super().per_head(x, _dense(weight), num_heads)
+
+    def latent_attention(
+        self, q: Tensor, latent: Tensor, num_heads: int, rank: int, layer: int, scale: float
+    ) -> Tensor:
+        keys = latent.view(*self.shape, 1, -1)
+        return self._look(q.view(*self.shape, num_heads, -1), keys, keys[..., -rank:], self._seen(None), scale, None)
 
     def cross_attention(
         self, q: Tensor, heads: Heads, layer: int, below: str, scale: float | None = None, softcap: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,11 +16,28 @@ class RopeConfig:
     """Rotary positions: the base and how it was stretched."""
 
     theta: float = 10000.0
-    kind: str = "default"  # default | linear | llama3
+    kind: str = "default"  # default | linear | llama3 | yarn
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    beta_fast: float = 32.0  # yarn: waves with more turns are kept
+    beta_slow: float = 1.0  # those with fewer are stretched by the factor
+    truncate: bool = True  # the range between them is widened to whole numbers
+    amplitude: float = 1.0  # of cosines and sines
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Attention through a narrow row that all heads share (DeepSeek's MLA): widths of its parts."""
+
+    rank: int  # of the row that keys and values are made of
+    query_rank: int | None  # None: queries are made of the hidden state itself
+    plain_dim: int  # of a key, made of that row; a head's values before or behind it turn
+    rope_dim: int  # of a key, one for all heads
+    value_dim: int
+    interleaved: bool  # in files, the values that turn stand pair by pair
+    absorbed: bool = True  # the matrices that make keys and values belong to queries and results; the row is cached
 
 
 @dataclass(frozen=True)
@@ -30,7 +48,7 @@ class MixtureConfig:
     width: int  # of each, as intermediate_size is of a feed-forward
     routing: Routing
     dense_layers: tuple[int, ...] = ()  # layers that have a feed-forward all the same
-    shared_width: int = 0  # of the one that every row passes, where there is one
+    shared_width: int = 0  # of an expert that every row goes through besides; 0: there is none
 
 
 @dataclass(frozen=True)
@@ -53,6 +71,7 @@ class ModelConfig:
     local_rope: RopeConfig | None = None  # of layers with a window, where it is another
     rotary_dim: int | None = None  # of each head so many values turn; None: all
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    latent: Latent | None = None
     norm_offset: float = 0.0  # what a file's norms are to be added to
     qkv_bias: bool = False
     out_bias: bool = False
@@ -141,21 +160,47 @@ def read_rope(config: Any) -> RopeConfig:
     if not isinstance(values, Mapping):
         raise CheckpointError(f"a config gives {values!r} as its rope scaling; allowed: names with their values")
     kind = values.get("rope_type") or values.get("type") or "default"
-    if not isinstance(kind, str) or kind not in ("default", "linear", "llama3"):
-        raise CheckpointError(f"rope scaling {kind!r} is not supported; supported: default, linear, llama3")
+    if not isinstance(kind, str) or kind not in ("default", "linear", "llama3", "yarn"):
+        raise CheckpointError(f"rope scaling {kind!r} is not supported; supported: default, linear, llama3, yarn")
     positions, longest = "original_max_position_embeddings", getattr(config, "max_position_embeddings", None)
     outside = {name: getattr(config, name, None) for name in ("rope_theta", positions)}
     said = outside | {name: value for name, value in values.items() if value}
     if not said[positions]:
         positions, said["max_position_embeddings"] = "max_position_embeddings", longest
-    return RopeConfig(
-        theta=read_number(said, "rope_theta", 10000.0),
-        kind=kind,
-        factor=read_number(said, "factor", 1.0),
-        low_freq_factor=read_number(said, "low_freq_factor", 1.0),
-        high_freq_factor=read_number(said, "high_freq_factor", 4.0),
-        original_max_position=int(read_number(said, positions, 2048)),
-    )
+    fields: dict[str, Any] = {
+        "theta": read_number(said, "rope_theta", 10000.0),
+        "kind": kind,
+        "factor": read_number(said, "factor", 1.0),
+        "low_freq_factor": read_number(said, "low_freq_factor", 1.0),
+        "high_freq_factor": read_number(said, "high_freq_factor", 4.0),
+        "original_max_position": int(read_number(said, positions, 2048)),
+    }
+    return RopeConfig(**fields | (_read_yarn(said, values, longest) if kind == "yarn" else {}))
+
+
+def _read_yarn(said: Mapping[str, Any], values: Mapping[str, Any], longest: Any) -> dict[str, Any]:
+    """What yarn says besides; as in transformers a factor that is missing is the ratio of the lengths."""
+    original = read_number(said, "original_max_position_embeddings", longest or 2048)
+    factor = read_number(said, "factor", (longest or original) / original)
+    if said.get("attention_factor"):
+        amplitude = read_number(said, "attention_factor", 1.0)
+    elif said.get("mscale") and said.get("mscale_all_dim"):
+        scales = [read_number(said, name, 1.0) for name in ("mscale", "mscale_all_dim")]
+        amplitude = yarn_growth(factor, scales[0]) / yarn_growth(factor, scales[1])
+    else:
+        amplitude = yarn_growth(factor)
+    return {
+        "factor": factor,
+        "beta_fast": read_number(said, "beta_fast", 32.0),
+        "beta_slow": read_number(said, "beta_slow", 1.0),
+        "truncate": bool(values.get("truncate", True)),
+        "amplitude": amplitude,
+    }
+
+
+def yarn_growth(factor: float, scale: float = 1.0) -> float:
+    """By how much scores grow with a context that is stretched by a factor."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def read_number(said: Mapping[str, Any], name: str, default: float) -> float:

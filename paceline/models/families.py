@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.kernels import Ops
-from paceline.models import gemma3, glm4_moe, gpt2, llama, mimo, mixture, opt
+from paceline.models import deepseek, gemma3, glm4_moe, gpt2, llama, mimo, mixture, opt
 from paceline.models.base import Model
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_names import GGUFNames
@@ -67,6 +67,7 @@ FAMILIES = {
             {**_NO_BIAS, "qk_norm": True},
             GGUFNames("gemma3", *gemma3.GGUF, activation="gelu_new", more=gemma3.read_gguf),
         ),
+        Family("deepseek_v3", deepseek.DeepSeek, deepseek.read, {"mlp_bias": False}),
         Family("gpt2", gpt2.GPT2, gpt2.read, _LEARNED),
         Family("opt", opt.OPT, opt.read, _LEARNED),
     )

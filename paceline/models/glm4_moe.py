@@ -6,49 +6,27 @@ from typing import Any
 
 from paceline.errors import CheckpointError
 from paceline.kernels import Ops
-from paceline.kernels.ops import Forward, Routing
+from paceline.kernels.ops import Routing
 from paceline.models import llama
 from paceline.models.config import MixtureConfig, ModelConfig, is_whole
-from paceline.models.layers.experts import load_mixture
-from paceline.models.layers.linear import Linear
+from paceline.models.mixture import MixtureLlama
 from paceline.models.weights import Weights
 
 
-class Layer(llama.Layer):
-    """Attention and experts, each behind a norm; what all rows' expert makes of them is added to the chosen ones'."""
-
-    def _load_feed_forward(self, config: ModelConfig, weights: Weights) -> None:
-        hidden, self.activation = config.hidden_size, config.activation
-        self.mixture, shared = load_mixture(config, weights), weights.under("shared_experts.")
-        assert config.mixture is not None
-        wide = config.mixture.shared_width
-        matrix = shared.matrix(["gate_proj.weight", "up_proj.weight"], [(wide, hidden)] * 2)
-        self.gate_up = Linear(matrix)
-        self.down = Linear(shared.matrix(["down_proj.weight"], [(hidden, wide)]))
-
-    def feed_forward(self, f: Forward, x: Any) -> Any:
-        return f.add(self.mixture(f, x), super().feed_forward(f, x))
-
-
-class GLM4MoE(llama.Llama):
+class GLM4MoE(MixtureLlama):
     def __init__(self, config: ModelConfig, ops: Ops, weights: Weights, max_position: int | None = None) -> None:
         super().__init__(config, ops, weights, max_position)
         number = config.num_layers
-        while weights.leave_out(f"model.layers.{number}."):  # a drafter's
+        while weights.leave_out(f"model.layers.{number}."):  # modules that predict further tokens: a drafter's
             number += 1
-
-    @staticmethod
-    def load_layer(number: int, config: ModelConfig, weights: Weights) -> llama.Layer:
-        assert config.mixture is not None, "the config has experts"
-        return (llama.Layer if number in config.mixture.dense_layers else Layer)(config, weights)
 
 
 def read(config: Any) -> dict[str, Any]:
     """The fields of a ModelConfig in a transformers config."""
     dense, shared = config.first_k_dense_replace, config.n_shared_experts
     for name, value in (("first_k_dense_replace", dense), ("n_shared_experts", shared)):
-        if not is_whole(value) or value < 0 + (name == "n_shared_experts"):
-            raise CheckpointError(f"the glm4_moe config gives {name}={value!r}; allowed: a whole number")
+        if not is_whole(value) or value < 0:
+            raise CheckpointError(f"the glm4_moe config gives {name}={value!r}; allowed: a whole number from 0 on")
     routing = Routing(
         config.num_experts_per_tok,
         "sigmoid",

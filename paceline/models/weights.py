@@ -8,7 +8,7 @@ becomes a tensor of the model's dtype.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -107,6 +107,12 @@ class Weights:
         """A matrix stored [in, out]; `shape` is [out, in]."""
         return self._kept([name], (shape[0], shape[1]), lambda: [self._dense(name, shape[::-1]).t()])
 
+    def derived(
+        self, name: str, shape: Shape, into: tuple[int, int], use: str, make: Callable[[Tensor], Sequence[Tensor]]
+    ) -> Weight:
+        """A weight [out, in] of matrices made from one of a file. use: tells what is made of the same one apart."""
+        return self._kept([name], into, lambda: list(make(self._dense(name, shape))), use=use)
+
     def leave_out(self, prefix: str) -> int:
         """Tensors under a prefix are another's business, hence none that nobody uses; how many there are."""
         found = [name for name in self.source.names() if name.startswith(self.prefix + prefix)]
@@ -152,11 +158,16 @@ class Weights:
         return torch.equal(one, other.to(one.device))
 
     def _kept(
-        self, names: list[str], shape: tuple[int, int], read: Callable[[], list[Tensor | Packed]], exact: bool = False
+        self,
+        names: list[str],
+        shape: tuple[int, int],
+        read: Callable[[], list[Tensor | Packed]],
+        exact: bool = False,
+        use: str = "",
     ) -> Weight:
         """A weight that was kept as it was packed, else what is read now."""
         full = [self.prefix + name for name in names]
-        key = " ".join(full)
+        key = " ".join([*full, use] if use else full)
         found = None if self.tiles is None else self.tiles.find(key, shape)
         if found is not None:
             self.used.update(full)

@@ -48,7 +48,7 @@ def test_an_unsupported_model_is_refused_naming_those_supported(folder: Path) ->
 
 def test_unsupported_rope_scaling_is_refused(folder: Path) -> None:
     configure(folder, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
-    refuse(folder, "'dynamic'", "default, linear, llama3")
+    refuse(folder, "'dynamic'", "default, linear, llama3, yarn")
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 OPT = {**{k: v for k, v in SHAPE.items() if k != "initializer_range"}, "ffn_dim": 48, "init_std": 0.2}
 CONFIGS = {
     "llama": transformers.LlamaConfig(**GATED),
@@ -41,10 +42,15 @@ CONFIGS = {
     ),
     "llama_mha": transformers.LlamaConfig(**{**GATED, "num_key_value_heads": 4}),
     "llama3_rope": transformers.LlamaConfig(**GATED, rope_scaling=LLAMA3),
+    "llama_yarn": transformers.LlamaConfig(**GATED, rope_scaling={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}),
+    "llama_yarn_said": transformers.LlamaConfig(
+        **GATED, rope_scaling={**YARN, "attention_factor": 1.3, "truncate": False, "beta_fast": 4, "beta_slow": 2}
+    ),
     "llama_linear_rope": transformers.LlamaConfig(**GATED, rope_scaling={"rope_type": "linear", "factor": 4.0}),
     "mistral": transformers.MistralConfig(**GATED, sliding_window=None),
     "mistral_window": transformers.MistralConfig(**GATED, sliding_window=8),
     "qwen2": transformers.Qwen2Config(**GATED),
+    "qwen2_yarn": transformers.Qwen2Config(**GATED, rope_scaling=YARN),
     "qwen2_window": transformers.Qwen2Config(**GATED, use_sliding_window=True, sliding_window=8, max_window_layers=1),
     "qwen3": transformers.Qwen3Config(**GATED, head_dim=16),
     "gemma3": transformers.Gemma3TextConfig(

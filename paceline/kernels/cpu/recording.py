@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.cpu.library import OPERATIONS, BatchStruct, Buffer, Op, Program
-from paceline.kernels.ops import ACTIVATIONS, FINAL, Describes, Experts, Heads, Inputs, Weight
+from paceline.kernels.ops import ACTIVATIONS, FINAL, TOGETHER, Describes, Experts, Heads, Inputs, Weight
 
 NOTHING = -1
+Shapes = tuple[tuple[int, int], ...]
 
 
 class Value:
@@ -33,7 +34,7 @@ class Recorder:
         self.held: list[Any] = []  # tensors and weights the program points at
         self.named: dict[str, int] = {}  # inputs by name → width, in the order they are handed over
         self.bounds: list[str] = []  # the same of those that say how far a row sees
-        self.looks: dict[int, tuple[int, int]] = {}  # cache layer → its heads and their width
+        self.looks: dict[int, Shapes] = {}  # cache layer → heads and their width in each part
 
     def _op(self, code: str, width: int, a: Value | None = None, b: Value | None = None, **values: Any) -> Value:
         result = Value(len(self.widths), width)
@@ -130,7 +131,8 @@ class Recorder:
         scale: float | None = None,
         softcap: float | None = None,
     ) -> Value:
-        _check_width("attention", qkv, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim)
+        keys = (heads.num_heads + heads.num_kv_heads) * heads.head_dim
+        _check_width("attention", qkv, keys + heads.num_kv_heads * heads.value_width)
         self._op("store", 0, qkv, n3=layer, **_shape(heads))
         return self._look(qkv, heads, scale, softcap, n3=layer, n4=window or 0)
 
@@ -143,9 +145,29 @@ class Recorder:
         return self._look(q, heads, scale, softcap, n3=layer, n5=1 + self.bounds.index(below))
 
     def _look(self, q: Value, heads: Heads, scale: float | None, softcap: float | None, **places: int) -> Value:
-        self.looks[places["n3"]] = (heads.num_kv_heads, heads.head_dim)
+        self.looks[places["n3"]] = tuple((heads.num_kv_heads, d) for d in (heads.head_dim, heads.value_width))
         numbers = {"f": scale or 0.0, "g": softcap or 0.0}  # 0: the usual scale, no cap
-        return self._op("attention", heads.num_heads * heads.head_dim, q, None, **numbers, **places, **_shape(heads))
+        return self._op("attention", heads.num_heads * heads.value_width, q, None, **numbers, **places, **_shape(heads))
+
+    def latent_attention(self, q: Value, latent: Value, num_heads: int, rank: int, layer: int, scale: float) -> Value:
+        _check_width("latent_attention", q, num_heads * latent.width)
+        if not 0 < rank <= latent.width:
+            raise ValueError(f"a row of {latent.width} values has no {rank} of them to be looked at")
+        self.looks[layer] = ((1, latent.width),)
+        self._op("store", 0, latent, n3=layer, **_shape(Heads(0, 1, latent.width)))
+        together = max(count for count in range(1, TOGETHER + 1) if num_heads % count == 0)
+        shape = _shape(Heads(num_heads, num_heads // together, latent.width))
+        return self._op("attention", num_heads * rank, q, latent, f=scale, n3=layer, **shape)
+
+    def per_head(self, x: Value, weight: Weight, num_heads: int) -> Value:
+        segments = weight.data.segments
+        if len(segments) != num_heads or len({rows for _, _, rows in segments}) > 1:
+            raise ValueError(f"a weight for {num_heads} heads is packed from as many matrices of one shape")
+        kept = x.width // num_heads - weight.shape[1]
+        _check_width("per_head", x, num_heads * (max(0, kept) + weight.shape[1]))
+        numbers = {"n0": num_heads, "n1": kept, "w0": self._weight(weight)}
+        self._op("quantise", 0, x, None, **numbers)
+        return self._op("per_head", num_heads * kept + weight.shape[0], x, None, **numbers)
 
     def tap(self, boundary: int, x: Value) -> None:
         self._op("tap", 0, x, n0=boundary)

@@ -20,9 +20,14 @@ class Mixture:
 
     router: Weight
     experts: Experts
+    shared: tuple[Weight, Weight] | None = None  # gate and up, then down, of an expert for every row
 
     def __call__(self, f: Forward, x: Any) -> Any:
-        return f.experts(x, f.linear(x, self.router, None), self.experts)
+        mixed = f.experts(x, f.linear(x, self.router, None), self.experts)
+        if self.shared is None:
+            return mixed
+        gate_up, down = self.shared
+        return f.add(mixed, f.linear(f.gated(f.linear(x, gate_up, None), self.experts.activation), down, None))
 
 
 def load_mixture(config: ModelConfig, weights: Weights, names: tuple[str, str, str] = NAMES) -> Mixture:
@@ -39,4 +44,9 @@ def load_mixture(config: ModelConfig, weights: Weights, names: tuple[str, str, s
     under = weights.under("experts.")
     wide = under.experts(how.num_experts, [gate, up], (how.width, hidden), "gate_up_proj")
     narrow = under.experts(how.num_experts, [down], (hidden, how.width), "down_proj")
-    return Mixture(router, Experts(wide, narrow, config.activation, how.routing, bias))
+    experts = Experts(wide, narrow, config.activation, how.routing, bias)
+    if not how.shared_width:
+        return Mixture(router, experts)
+    under = weights.under("shared_experts.")
+    wide = under.matrix([f"{name}.weight" for name in (gate, up)], [(how.shared_width, hidden)] * 2)
+    return Mixture(router, experts, (wide, under.matrix([f"{down}.weight"], [(hidden, how.shared_width)])))

@@ -7,11 +7,13 @@ struct Scratch {  // quantised activations of one linear's input, in panels
         pieces.resize(std::max<size_t>(pieces.size(), size_t(rows * (columns / BLOCK))));
         values.resize(std::max<size_t>(values.size(), size_t(rows)));
     }
-    Panel panel(int64_t number, int64_t rows, int64_t columns) const {
-        const int64_t first = number * PANEL;
-        return {pieces.data() + first * (columns / BLOCK), height(first, rows), values.data() + first};
+    // base: where the rows of one of several inputs begin, a multiple of PANEL.
+    Panel panel(int64_t number, int64_t rows, int64_t columns, int64_t base = 0) const {
+        const int64_t first = number * PANEL, at = base + first;
+        return {pieces.data() + at * (columns / BLOCK), height(first, rows), values.data() + at};
     }
     Piece* row(int64_t r, int64_t columns) { return pieces.data() + r / PANEL * PANEL * (columns / BLOCK) + r % PANEL; }
+    static int64_t whole(int64_t rows) { return (rows + PANEL - 1) / PANEL * PANEL; }
     static int64_t height(int64_t first, int64_t rows) { return std::min<int64_t>(PANEL, rows - first); }
 };
 
@@ -22,10 +24,10 @@ bool needs_quants(const Weight& w) {
 }
 
 // Row r of `rows`.
-void quantise(Scratch& s, const Weight& w, const float* x, int64_t r, int64_t rows) {
-    s.values[r] = x;
+void quantise(Scratch& s, const Weight& w, const float* x, int64_t r, int64_t rows, int64_t base = 0) {
+    s.values[base + r] = x;
     if (!needs_quants(w)) return;
-    path().quantise(x, w.columns, s.row(r, w.columns), Scratch::height(r / PANEL * PANEL, rows));
+    path().quantise(x, w.columns, s.row(base + r, w.columns), Scratch::height(r / PANEL * PANEL, rows));
 }
 
 // One tile, or a few neighbours, of one segment for some rows.

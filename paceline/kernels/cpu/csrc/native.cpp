@@ -17,8 +17,9 @@ namespace {
 #include "sharing.inl"
 #include "linear.inl"
 #include "attention.inl"
+#include "heads.inl"
 
-bool by_row(int32_t code) { return code != LINEAR && code != ATTENTION; }
+bool by_row(int32_t code) { return code != LINEAR && code != ATTENTION && code != PER_HEAD; }
 
 void row_op(const Frame& frame, Scratch& scratch, const Op& op, int64_t r) {
     const Batch& batch = frame.batch;
@@ -30,7 +31,10 @@ void row_op(const Frame& frame, Scratch& scratch, const Op& op, int64_t r) {
     switch (op.code) {
         case EMBED: read_rows(*static_cast<const Weight*>(op.w0), batch.ids[r], out); break;
         case POSITIONS: path().add(x, w0 + (batch.positions[r] + op.n0) * n, n, out); break;
-        case QUANTISE: quantise(scratch, *static_cast<const Weight*>(op.w0), x, r, batch.rows); break;
+        case QUANTISE:
+            if (op.n0) quantise_heads(scratch, op, x, r, batch.rows);
+            else quantise(scratch, *static_cast<const Weight*>(op.w0), x, r, batch.rows);
+            break;
         case RMS_NORM:
             path().rms_norm(x, w0, op.f, n, out);
             if (w1) path().add(out, w1, n, out);
@@ -58,12 +62,13 @@ void row_op(const Frame& frame, Scratch& scratch, const Op& op, int64_t r) {
             break;
         case STORE: {
             const Layer& layer = batch.layers[op.n3];
-            const int64_t line = batch.write[r], width = op.n2;
+            const int64_t line = batch.write[r], width = op.n2, other = layer.value_width;
             const float *key = x + op.n0 * width, *value = key + op.n1 * width;
-            for (int64_t h = 0; h < op.n1; ++h, key += width, value += width) {
-                float* keys = layer.keys + h * layer.stride() + key_offset(line, width);
+            if (!layer.values) { memcpy(layer.keys + line * width, key, width * sizeof(float)); break; }
+            for (int64_t h = 0; h < op.n1; ++h, key += width, value += other) {
+                float* keys = layer.keys_of(h) + key_offset(line, width);
                 for (int64_t d = 0; d < width; ++d) keys[d * LANES] = key[d];
-                memcpy(layer.values + h * layer.stride() + line * width, value, width * sizeof(float));
+                memcpy(layer.values_of(h) + line * other, value, other * sizeof(float));
             }
             break;
         }
@@ -91,6 +96,8 @@ void run_program(Run& run, const Frame& frame, std::atomic<int64_t>* counters) {
             });
         } else if (op.code == LINEAR) {
             linear(run, counters[i], *static_cast<const Weight*>(op.w0), rows, frame.at(op.out), static_cast<const float*>(op.w1));
+        } else if (op.code == PER_HEAD) {
+            per_head(run, counters[i], frame, op);
         } else {
             const int64_t units = int64_t(frame.groups.size()) * op.n1;
             if (run.attention.split) {
@@ -174,8 +181,11 @@ constexpr int64_t HEAD_COUNTERS = 5;  // of run_head, then of a Picker
 Frame prepare(Space& s, const Program& program, const Batch& batch, int threads) {
     s.floats.resize(std::max<size_t>(s.floats.size(), size_t(program.row_floats * batch.rows)));
     s.threads(threads);
-    for (int64_t i = 0; i < program.num_ops; ++i)
-        if (program.ops[i].code == LINEAR) s.scratch.size(batch.rows, static_cast<const Weight*>(program.ops[i].w0)->columns);
+    for (int64_t i = 0; i < program.num_ops; ++i) {
+        const Op& op = program.ops[i];
+        if (op.code == LINEAR) s.scratch.size(batch.rows, static_cast<const Weight*>(op.w0)->columns);
+        if (op.code == PER_HEAD) s.scratch.size(op.n0 * Scratch::whole(batch.rows), static_cast<const Weight*>(op.w0)->columns);
+    }
     if (batch.head) s.scratch.size(batch.num_head_rows, batch.head->columns);
     const size_t counters = size_t(program.num_ops + HEAD_COUNTERS);
     if (s.counters.size() < counters) s.counters = std::vector<std::atomic<int64_t>>(counters);
@@ -331,19 +341,24 @@ void paceline_keep(const Layer* layers, int64_t num_layers, const int64_t* sourc
     std::vector<float> moved;
     for (const Layer* layer = layers; layer < layers + num_layers; ++layer) {
         const int64_t width = layer->width;
-        moved.resize(std::max<size_t>(moved.size(), size_t(2 * count * width)));
-        for (int64_t h = 0; h < layer->heads; ++h) {
-            float *key = layer->keys + h * layer->stride(), *value = layer->values + h * layer->stride(), *at = moved.data();
-            for (int64_t i = 0; i < count; ++i, at += 2 * width) {
+        const auto whole = [&](float* rows, int64_t size) {  // what lies row by row
+            moved.resize(std::max<size_t>(moved.size(), size_t(count * size)));
+            for (int64_t i = 0; i < count; ++i) memcpy(moved.data() + i * size, rows + source[i] * size, size * sizeof(float));
+            for (int64_t i = 0; i < count; ++i) memcpy(rows + target[i] * size, moved.data() + i * size, size * sizeof(float));
+        };
+        if (!layer->values) whole(layer->keys, width);
+        for (int64_t h = 0; h < layer->heads && layer->values; ++h) {
+            whole(layer->values_of(h), layer->value_width);
+            moved.resize(std::max<size_t>(moved.size(), size_t(count * width)));
+            float *key = layer->keys_of(h), *at = moved.data();
+            for (int64_t i = 0; i < count; ++i, at += width) {
                 const float* column = key + key_offset(source[i], width);
                 for (int64_t d = 0; d < width; ++d) at[d] = column[d * LANES];
-                memcpy(at + width, value + source[i] * width, width * sizeof(float));
             }
             at = moved.data();
-            for (int64_t i = 0; i < count; ++i, at += 2 * width) {
+            for (int64_t i = 0; i < count; ++i, at += width) {
                 float* column = key + key_offset(target[i], width);
                 for (int64_t d = 0; d < width; ++d) column[d * LANES] = at[d];
-                memcpy(value + target[i] * width, at + width, width * sizeof(float));
             }
         }
     }
