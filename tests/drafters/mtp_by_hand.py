@@ -11,11 +11,12 @@ from torch import Tensor
 from tests.drafters.equations import State, doubled, feed_forward, look, rms, turn
 from tests.drafters.tiny_mtp import NAMES
 
-Layer = Callable[[Tensor, State, Tensor], Tensor]  # rows [T, H] with their places [T] through a decoder layer
+# A module's number, rows [T, H], its tensors and the rows' places [T]: what its decoder layer makes of them.
+Layer = Callable[[int, Tensor, State, Tensor], Tensor]
 
 
 def llama_layer(heads: int, width: int, eps: float, theta: float = 10000.0) -> Layer:
-    def run(x: Tensor, w: State, places: Tensor) -> Tensor:
+    def run(number: int, x: Tensor, w: State, places: Tensor) -> Tensor:
         normed = rms(x, w["input_layernorm.weight"], eps)
         q, k, v = (
             (normed @ w[f"self_attn.{p}_proj.weight"].T + w.get(f"self_attn.{p}_proj.bias", 0)).view(len(x), -1, width)
@@ -51,7 +52,7 @@ class Hand:
         parts = [rms(embedded, w[embedding_norm], self.eps), rms(states.double(), w[state_norm], self.eps)]
         both = torch.cat(parts[::-1] if self.state_first else parts, dim=1)
         x = both @ w[fusion].T + w.get(fusion.replace(".weight", ".bias"), 0)
-        x = self.layer(x, w, torch.arange(first, first + len(tokens)))
+        x = self.layer(number, x, w, torch.arange(first, first + len(tokens)))
         return rms(x, w[last_norm], self.eps)
 
     def best(self, number: int, given: Tensor) -> int:
