@@ -11,8 +11,12 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from paceline.drafters.base import FINAL, Target
 from paceline.errors import CheckpointError
+from paceline.kernels.ops import Packed
+from paceline.models.weights import Source
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Form:
     """Names of a module's tensors, behind its prefix and without `.weight`."""
 
     families: tuple[str, ...]  # who writes it
-    prefix: str  # a pattern; its group is the module's number
+    prefix: str  # a pattern; its group is the module's number, empty where there is one
     fusion: str
     embedding_norm: str
     state_norm: str
@@ -29,6 +33,8 @@ class Form:
     normed: bool = True  # the target's state is read behind its last norm
     embedding: str = "embed_tokens"  # copies of the target's own, where a file has them
     head: str = "shared_head.head"
+    layer: str = ""  # in front of the decoder layer's names
+    turned: bool = False  # matrices are stored [in, out], but for the embedding
 
     def state_of(self, target: Target) -> int:
         """The target's boundary that is read."""
@@ -38,7 +44,7 @@ class Form:
         """The prefixes of the modules that are there, in their order; one name that only modules have is enough."""
         own = "|".join(map(re.escape, (self.fusion, self.embedding_norm, self.state_norm, self.last_norm)))
         pattern = re.compile(rf"({self.prefix})(?:{own})\.weight")
-        found = {match[1]: int(match[2]) for match in map(pattern.fullmatch, names) if match}
+        found = {match[1]: int(match[2] or 0) for match in map(pattern.fullmatch, names) if match}
         return sorted(found, key=found.__getitem__)
 
 
@@ -54,7 +60,37 @@ FORMS = (
         normed=False,
     ),
     Form(("deepseek_v3", "glm4_moe"), r"model\.layers\.(\d+)\.", "eh_proj", "enorm", "hnorm", "shared_head.norm"),
+    Form(
+        ("deepseek_v3 as PaddleNLP writes it",),
+        r"deepseek_v3_mtp\.()",
+        "eh_proj",
+        "enorm",
+        "hnorm",
+        "norm",
+        layer="layers.0.",
+        turned=True,
+    ),
 )
+
+
+class Turned:
+    """A source whose matrices are stored [in, out], but for those whose names end in `but`."""
+
+    def __init__(self, source: Source, but: str) -> None:
+        self.label, self.files, self._source, self._but = source.label, source.files, source, but
+
+    def names(self) -> Collection[str]:
+        return self._source.names()
+
+    def read(self, name: str) -> Tensor | Packed:
+        found = self._source.read(name)
+        return found.t() if isinstance(found, Tensor) and found.dim() == 2 and not name.endswith(self._but) else found
+
+    def kind(self, name: str) -> str:
+        return self._source.kind(name)
+
+    def release(self) -> None:
+        self._source.release()
 
 
 def find_form(names: Collection[str], label: str) -> tuple[Form, list[str]]:

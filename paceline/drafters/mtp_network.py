@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.drafters.base import Target
 from paceline.drafters.checkpoint import Checkpoint, own_or_borrowed
-from paceline.drafters.mtp_form import Form
+from paceline.drafters.mtp_form import Form, Turned
 from paceline.errors import CheckpointError
 from paceline.kernels.ops import Forward, Head, Hidden, Inputs, LayerCache, LayerSpec, Part
 from paceline.models.batch import Batch
@@ -45,7 +45,7 @@ class Module:
             weights.matrix([f"{form.fusion}.weight"], [(self.hidden, 2 * self.hidden)]),
             weights.whole(bias, (self.hidden,)) if weights.has(bias) else None,
         )
-        self.layer = self.model.extra_layer(weights)
+        self.layer = self.model.extra_layer(weights.under(form.layer))
 
     def describe(self, f: Forward) -> Any:
         embedded = f.rms_norm(f.embed(self.embedding), self.embedding_norm, self.eps)
@@ -71,6 +71,8 @@ def load_modules(
     form: Form, prefixes: list[str], checkpoint: Checkpoint, target: Target, quantization: str
 ) -> list[Module]:
     weights = checkpoint.weights(target, quantization)
+    if form.turned:
+        weights.source = Turned(weights.source, f"{form.embedding}.weight")
     try:
         found = [Module(form, weights.under(prefix), target, number) for number, prefix in enumerate(prefixes)]
     except NotImplementedError:
