@@ -35,6 +35,7 @@ class Form:
     head: str = "shared_head.head"
     layer: str = ""  # in front of the decoder layer's names
     turned: bool = False  # matrices are stored [in, out], but for the embedding
+    missing: str = ""  # why it cannot be used yet
 
     def state_of(self, target: Target) -> int:
         """The target's boundary that is read."""
@@ -70,6 +71,16 @@ FORMS = (
         layer="layers.0.",
         turned=True,
     ),
+    Form(
+        ("qwen3_next",),
+        r"mtp\.()",
+        "fc",
+        "pre_fc_norm_embedding",
+        "pre_fc_norm_hidden",
+        "norm",
+        layer="layers.0.",
+        missing="its target has layers of linear attention, which cannot be run yet",
+    ),
 )
 
 
@@ -97,7 +108,9 @@ def find_form(names: Collection[str], label: str) -> tuple[Form, list[str]]:
     """The form of the modules that these tensors make, and their prefixes in order."""
     for form in FORMS:
         prefixes = form.modules(names)
+        if prefixes and form.missing:
+            raise CheckpointError(f"{label} holds an MTP module of {', '.join(form.families)}: {form.missing}")
         if prefixes:
             return form, prefixes
-    named = ", ".join(family for form in FORMS for family in form.families)
+    named = ", ".join(family for form in FORMS for family in form.families if not form.missing)
     raise CheckpointError(f"{label} holds no MTP module; known are those of {named}")

@@ -38,7 +38,7 @@ class Module:
         self.head = own_or_borrowed(weights, f"{form.head}.weight", shape, self.model.head, self.model.ops)
         norms = (form.embedding_norm, form.state_norm, form.last_norm)
         self.embedding_norm, self.state_norm, self.last_norm = (
-            weights.whole(f"{name}.weight", (self.hidden,)) for name in norms
+            weights.whole(f"{name}.weight", (self.hidden,)) + config.norm_offset for name in norms
         )
         bias = f"{form.fusion}.bias"
         self.fusion = Linear(
