@@ -21,6 +21,7 @@ KINDS = ("W4", "W5", "W8", "K4", "K5", "K6", "F32", "BF16", "F16")
 OPERATIONS = (
     *("embed", "input", "positions", "quantise", "linear", "rms_norm", "layer_norm", "activation", "gated"),
     *("add", "multiply", "scale", "concat", "columns", "head_norm", "rope", "store", "attention", "tap"),
+    *("route", "sort", "spread", "experts", "expert_gated", "combine"),
 )
 
 
