@@ -36,8 +36,7 @@ def model(name: str, packable: bool = False) -> Any:
 
 def deepseek_llm(drafter: Any = None, behind: int | None = None, packable: bool = False, **options: Any) -> LLM:
     given = {"kernels": "reference", "max_model_len": 200, "device": "cpu", **options}
-    name = "dense" if given["kernels"] == "native" else "experts_yarn"
-    llm = LLM(model(name, packable), drafter=None if behind is not None else drafter, **given)
+    llm = LLM(model("experts_yarn", packable), drafter=None if behind is not None else drafter, **given)
     if behind is not None:
         set_apart(llm, behind)
         llm.set_drafter(drafter)
