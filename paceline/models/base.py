@@ -41,6 +41,10 @@ class Model:
             for layer in range(shape.num_layers)
         ]
 
+    def cache_bytes(self, dtype: torch.dtype) -> dict[str, int]:
+        """What a token takes in all its cache layers, then what it would take in other forms, each by its name."""
+        return {"keys and values": sum(spec.row_bytes for spec in self.layer_specs(dtype))}
+
     def forward(
         self, batch: Batch, caches: Sequence[LayerCache], taps: tuple[int, ...] = (), rows: Tensor | None = None
     ) -> Hidden:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.errors import CheckpointError
@@ -84,6 +84,10 @@ class ModelConfig:
     learned_positions: bool = False  # a table of them, so that nothing is known beyond max_position
     eos_ids: tuple[int, ...] = ()
     torch_dtype: str | None = None
+
+    def naive(self) -> ModelConfig:
+        """The same, keys and values of every head being cached where a row for all heads might be."""
+        return self if self.latent is None else replace(self, latent=replace(self.latent, absorbed=False))
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None

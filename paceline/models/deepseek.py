@@ -124,11 +124,18 @@ class DeepSeek(Model):
         _leave_out_modules(body, config.num_layers)
 
     def layer_specs(self, dtype: torch.dtype) -> list[LayerSpec]:
+        return [self._forms(dtype)[self.latent.absorbed]] * self.config.num_layers
+
+    def _forms(self, dtype: torch.dtype) -> dict[bool, LayerSpec]:
+        """A cache layer, by whether the matrices are absorbed."""
         latent, heads = self.latent, self.config.num_heads
-        parts: tuple[Part, ...] = (Part(1, latent.rope_dim + latent.rank, dtype),)
-        if not latent.absorbed:
-            parts = Part(heads, self.config.head_dim, dtype), Part(heads, latent.value_dim, dtype)
-        return [LayerSpec(parts)] * self.config.num_layers
+        naive = Part(heads, self.config.head_dim, dtype), Part(heads, latent.value_dim, dtype)
+        return {True: LayerSpec((Part(1, latent.rope_dim + latent.rank, dtype),)), False: LayerSpec(naive)}
+
+    def cache_bytes(self, dtype: torch.dtype) -> dict[str, int]:
+        forms, own = self._forms(dtype), self.latent.absorbed
+        names = {True: "latent rows", False: "keys and values of every head"}
+        return {names[form]: forms[form].row_bytes * self.config.num_layers for form in (own, not own)}
 
     def describe(self, f: Forward) -> Any:
         x = f.embed(self.embedding)
@@ -197,11 +204,10 @@ def _read_mixture(config: Any) -> MixtureConfig:
     scoring = getattr(config, "scoring_func", "sigmoid")
     if scoring != "sigmoid":
         raise CheckpointError(f"the deepseek_v3 config gives scoring_func={scoring!r}; allowed: 'sigmoid'")
-    width, first, step = (
-        config.moe_intermediate_size,
-        config.first_k_dense_replace,
-        getattr(config, "moe_layer_freq", 1),
-    )
+    width, first = config.moe_intermediate_size, config.first_k_dense_replace
+    step = getattr(config, "moe_layer_freq", 1)
+    if not is_whole(step) or step < 1:
+        raise CheckpointError(f"the deepseek_v3 config gives moe_layer_freq={step!r}; allowed: a whole number above 0")
     routing = Routing(
         config.num_experts_per_tok,
         scoring,
@@ -220,7 +226,7 @@ def _read_latent(config: Any) -> Latent:
     rank, plain, turning, value, query_rank = (getattr(config, name) for name in names)
     for name, width in zip(names, (rank, plain, turning, value, 1 if query_rank is None else query_rank)):
         if not is_whole(width) or width < 1:
-            raise CheckpointError(f"the deepseek_v3 config gives {name}={width!r}; allowed: a whole number from 1 on")
+            raise CheckpointError(f"the deepseek_v3 config gives {name}={width!r}; allowed: a whole number above 0")
     if turning % 2:
         raise CheckpointError(f"the deepseek_v3 config gives qk_rope_head_dim={turning}; allowed: an even number")
     return Latent(rank, query_rank, plain, turning, value, bool(getattr(config, "rope_interleave", True)))

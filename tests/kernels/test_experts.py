@@ -20,7 +20,7 @@ from paceline.kernels.training import Sequences, run_dense, weights_of
 from tests.kernels.mixtures import EXPERTS, HIDDEN, ROUTINGS, WIDE, Mixture, by_hand, choose, rows
 from tests.kernels.tiny import CPU, same_bits
 
-KERNELS = ["torch", "reference"]
+KERNELS = ["torch", "native", "reference"]
 TOLERANCE = 1e-5
 META = torch.device("meta")
 
@@ -75,7 +75,7 @@ def test_of_equals_the_lower_expert_and_the_lower_group_are_chosen(name: str) ->
         assert found.weights[0].tolist() == pytest.approx(list(wanted.values()), rel=1e-5)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", ["torch", "reference"])
 @pytest.mark.parametrize("rows_of", [1, 30])
 def test_shapes_need_no_data(kernels: str, rows_of: int) -> None:
     """A guard runs rounds on a device that has none."""

@@ -26,6 +26,7 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 GATED = {**SHAPE, "intermediate_size": 48, "num_key_value_heads": 2}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -53,6 +54,14 @@ CONFIGS = {
     "qwen2_yarn": transformers.Qwen2Config(**GATED, rope_scaling=YARN),
     "qwen2_window": transformers.Qwen2Config(**GATED, use_sliding_window=True, sliding_window=8, max_window_layers=1),
     "qwen3": transformers.Qwen3Config(**GATED, head_dim=16),
+    "mixtral": transformers.MixtralConfig(**GATED, num_local_experts=4),
+    "mixtral_window": transformers.MixtralConfig(
+        **GATED, num_local_experts=5, num_experts_per_tok=3, sliding_window=8, head_dim=16
+    ),
+    "qwen3_moe": transformers.Qwen3MoeConfig(**GATED, **EXPERTS, norm_topk_prob=True, attention_bias=True),
+    "qwen3_moe_some": transformers.Qwen3MoeConfig(
+        **{**GATED, "num_hidden_layers": 4}, **EXPERTS, decoder_sparse_step=2, mlp_only_layers=[3], head_dim=16
+    ),
     "gemma3": transformers.Gemma3TextConfig(
         **{**GATED, "num_hidden_layers": 7}, head_dim=16, sliding_window=8, query_pre_attn_scalar=24
     ),
@@ -111,7 +120,9 @@ def test_taps_are_the_residual_stream(name: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["one", "shards", "bin", "bin_shards"])
-@pytest.mark.parametrize("name", ["llama", "llama_tied_biased", "qwen3", "gpt2", "opt_350m"])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama_tied_biased", "qwen3", "mixtral", "qwen3_moe_some", "gpt2", "opt_350m"]
+)
 def test_every_file_layout_loads_the_same_model(name: str, layout: str, tmp_path: Path) -> None:
     model = make(name)
     write(model, tmp_path, layout)

@@ -20,7 +20,8 @@ SOURCES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 KINDS = ("W4", "W5", "W8", "K4", "K5", "K6", "F32", "BF16", "F16")
 OPERATIONS = (
     *("embed", "input", "positions", "quantise", "linear", "rms_norm", "layer_norm", "activation", "gated"),
-    *("add", "multiply", "scale", "concat", "columns", "head_norm", "rope", "store", "attention", "per_head", "tap"),
+    *("add", "multiply", "scale", "concat", "columns", "head_norm", "rope", "store", "attention", "tap"),
+    *("per_head", "route", "sort", "spread", "experts", "expert_gated", "combine"),
 )
 
 

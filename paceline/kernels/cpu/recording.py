@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.cpu.library import OPERATIONS, BatchStruct, Buffer, Op, Program
-from paceline.kernels.ops import ACTIVATIONS, FINAL, TOGETHER, Describes, Experts, Heads, Inputs, Weight
+from paceline.kernels.ops import ACTIVATIONS, FINAL, SCORINGS, TOGETHER, Describes, Experts, Heads, Inputs, Weight
 
 NOTHING = -1
 Shapes = tuple[tuple[int, int], ...]
@@ -87,7 +87,23 @@ class Recorder:
         return self._op("gated", x.width // 2, x, n0=ACTIVATIONS.index(kind))
 
     def experts(self, x: Value, scores: Value, experts: Experts) -> Value:
-        raise NotImplementedError("the native kernels have no experts yet; allowed: kernels='torch' or 'reference'")
+        _check_experts(x, scores, experts)
+        how = experts.routing
+        rule: dict[str, Any] = {"n0": how.num_chosen, "n1": SCORINGS.index(how.scoring), "n2": how.normalised}
+        rule |= {"n3": how.num_groups, "n4": how.kept_groups, "f": how.factor}
+        if experts.bias is not None:
+            rule["w0"] = self._address(experts.bias)
+        gate_up, down = (
+            {"n0": how.num_chosen, "n1": scores.width, "w0": self._weight(stack)}
+            for stack in (experts.gate_up, experts.down)
+        )
+        routed = self._op("route", 2 * how.num_chosen + 3 * scores.width, scores, None, **rule)
+        self._op("sort", 0, routed, None, w1=down["w0"], **gate_up)
+        self._op("spread", 0, x, None, **gate_up)
+        self._op("experts", 0, x, None, **gate_up)  # x: floats are read where they are
+        self._op("expert_gated", 0, None, None, n2=ACTIVATIONS.index(experts.activation), **down)
+        self._op("experts", 0, None, None, n2=1, **down)
+        return self._op("combine", x.width, routed, n0=how.num_chosen)
 
     def add(self, x: Value, y: Value) -> Value:
         _check_width("add", y, x.width)
@@ -178,6 +194,25 @@ def _check_width(word: str, x: Value, width: int) -> None:
     """The library trusts widths: a row that is too narrow would be read beyond its end."""
     if x.width != width:
         raise ValueError(f"{word} was given a row of {x.width} values where {width} are needed")
+
+
+def _check_experts(x: Value, scores: Value, experts: Experts) -> None:
+    """Each stack holds as many alike parts as there are scores, and of the shapes that fit the rows."""
+    count, how = scores.width, experts.routing
+    narrow = experts.down.shape[1]
+    for name, weight, shape in (
+        ("gate_up", experts.gate_up, (2 * narrow, x.width)),
+        ("down", experts.down, (x.width, narrow)),
+    ):
+        segments = weight.data.segments
+        each = len(segments) // count
+        sizes = [sum(rows for _, _, rows in segments[e * each : (e + 1) * each]) for e in range(count)]
+        if weight.shape != (count * shape[0], shape[1]) or len(segments) % count or set(sizes) != {shape[0]}:
+            raise ValueError(f"experts was given {name} of {weight.shape} where {count} times {shape} are needed")
+    if not 1 <= how.num_chosen <= count // how.num_groups * how.kept_groups or count % how.num_groups:
+        raise ValueError(f"experts cannot be chosen by {how} from {count} scores")
+    if experts.bias is not None and experts.bias.shape != (count,):
+        raise ValueError(f"experts was given a bias of {tuple(experts.bias.shape)} where ({count},) are needed")
 
 
 def _check_heads(word: str, qkv: Value, heads: Heads) -> None:

@@ -9,7 +9,8 @@ struct Weight { const Segment* segments; int64_t num_segments, rows, columns; };
 
 #define PACELINE_OPERATIONS(X)                                                                                              \
     X(EMBED) X(INPUT) X(POSITIONS) X(QUANTISE) X(LINEAR) X(RMS_NORM) X(LAYER_NORM) X(ACTIVATION) X(GATED) X(ADD) X(MULTIPLY) \
-    X(SCALE) X(CONCAT) X(COLUMNS) X(HEAD_NORM) X(ROPE) X(STORE) X(ATTENTION) X(PER_HEAD) X(TAP)
+    X(SCALE) X(CONCAT) X(COLUMNS) X(HEAD_NORM) X(ROPE) X(STORE) X(ATTENTION) X(TAP)                                          \
+    X(PER_HEAD) X(ROUTE) X(SORT) X(SPREAD) X(EXPERTS) X(EXPERT_GATED) X(COMBINE)
 enum OpCode : int32_t { PACELINE_OPERATIONS(PACELINE_NUMBER) };
 
 // Values are buffers, by number; a, b are inputs, out the result. The rest means what the operation says:
@@ -20,6 +21,12 @@ enum OpCode : int32_t { PACELINE_OPERATIONS(PACELINE_NUMBER) };
 //                                              f scale or 0 (the usual), g softcap or 0 (none)
 //                                              b the rows of a latent layer, or nothing: all heads look at them, n0 / n1 at a time
 //   QUANTISE, PER_HEAD                         n0 heads that each have a matrix, or 0; n1 values of a head that are kept
+//   ROUTE … COMBINE                            n0 chosen of a row; w0 a stack of the experts' matrices, one under another
+//   ROUTE                                      n1 1: sigmoid, 0: softmax; n2 1: weights are normalised; n3 groups, n4 of
+//                                              them kept; f factor; w0 bias or nullptr; out: see experts.inl
+//   SORT … EXPERT_GATED                        n1 how many experts there are
+//   EXPERTS                                    n2 0: gate and up, 1: down
+//   EXPERT_GATED                               n2 activation
 struct Op {
     int32_t code, a, b, out;
     int64_t n0, n1, n2, n3, n4, n5;
