@@ -15,6 +15,7 @@ from paceline.models.json_file import read_object
 from paceline.models.sources import FolderSource
 
 COUNT = "num_nextn_predict_layers"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # the target's
 
 
 def extract(model: str, out: Path) -> list[str]:
@@ -30,14 +31,11 @@ def extract(model: str, out: Path) -> list[str]:
     source = FolderSource(folder)
     form, prefixes = find_form(source.names(), source.label)
     kept: dict[str, Tensor] = {}
-    for name in sorted(source.names()):
-        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
-        if prefix is None:
-            continue
-        whole = {f"{prefix}{form.embedding}.weight": "model.embed_tokens.weight"}
-        whole[f"{prefix}{form.head}.weight"] = "lm_head.weight"
-        if name not in whole or not _is_copy(source, name, whole[name]):
-            kept[name] = source.read(name).contiguous()
+    for prefix in prefixes:
+        copies = {f"{prefix}{form.embedding}.weight": EMBEDDING, f"{prefix}{form.head}.weight": HEAD}
+        for name, tensor in source.stored(prefix).items():
+            if name not in copies or not _is_copy(tensor, source, copies[name]):
+                kept[name] = tensor.contiguous()
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps({**config, COUNT: len(prefixes)}, indent=2) + "\n", encoding="utf-8")
@@ -47,5 +45,5 @@ def extract(model: str, out: Path) -> list[str]:
     return list(kept)
 
 
-def _is_copy(source: FolderSource, name: str, other: str) -> bool:
-    return other in source.names() and torch.equal(source.read(name), source.read(other))
+def _is_copy(tensor: Tensor, source: FolderSource, other: str) -> bool:
+    return other in source.names() and torch.equal(tensor, source.read(other))

@@ -62,7 +62,7 @@ FORMS = (
     ),
     Form(("deepseek_v3", "glm4_moe"), r"model\.layers\.(\d+)\.", "eh_proj", "enorm", "hnorm", "shared_head.norm"),
     Form(
-        ("deepseek_v3 as PaddleNLP writes it",),
+        ("deepseek_v3",),  # as PaddleNLP writes it
         r"deepseek_v3_mtp\.()",
         "eh_proj",
         "enorm",
@@ -112,5 +112,5 @@ def find_form(names: Collection[str], label: str) -> tuple[Form, list[str]]:
             raise CheckpointError(f"{label} holds an MTP module of {', '.join(form.families)}: {form.missing}")
         if prefixes:
             return form, prefixes
-    named = ", ".join(family for form in FORMS for family in form.families if not form.missing)
+    named = ", ".join(dict.fromkeys(family for form in FORMS for family in form.families if not form.missing))
     raise CheckpointError(f"{label} holds no MTP module; known are those of {named}")

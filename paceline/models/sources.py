@@ -55,6 +55,10 @@ class FolderSource:
     def read(self, name: str) -> Tensor:
         return self._scales.scaled(name, self._read)
 
+    def stored(self, prefix: str) -> dict[str, Tensor]:
+        """Everything under a prefix as it lies in the files, scales too."""
+        return {name: self._read(name) for name in sorted(self._files) if name.startswith(prefix)}
+
     def _read(self, name: str) -> Tensor:
         path = self._files[name]
         handle = self._handle(path)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from paceline import LLM, MTP, SamplingParams
 from paceline.cli import app
 from paceline.drafters.formats import find_held
+from paceline.kernels.cpu.library import library
+from paceline.models.fp8 import dequantise
 from paceline.testing import prompts
 from tests.drafters.equations import Spy
 from tests.drafters.mtp_models import (
     KINDS,
+    LAYERS,
     copies_of,
     drafts_of,
     features_of,
@@ -38,13 +42,15 @@ def run(target: Any, drafter: Any, **options: Any) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in LLM(target, drafter, **given).generate(prompts(3), GREEDY)]
 
 
-@pytest.mark.parametrize("kernels", ["torch", "reference"])
+@pytest.mark.parametrize("kernels", ["torch", "reference", "native"])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_module_in_turn_drafts_what_transformers_modules_draft(
     kind: str, count: int, kernels: str, tmp_path: Path
 ) -> None:
-    spy = Spy(MTP())
+    if kernels == "native" and library() is None:
+        pytest.skip("the native kernels are not built here")
+    spy = Spy(MTP(quantization="none"))
     folder = write_whole(tmp_path, kind, count)
     assert run(folder, spy, kernels=kernels) == run(folder, None, kernels=kernels)
     assert len(spy.seen) > 6 and max(len(tokens) for _, _, tokens, _ in spy.seen) == count
@@ -139,3 +145,31 @@ def test_what_cannot_be_written_apart_is_told(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["extract-mtp", str(tmp_path / "plain"), str(tmp_path / "out")])
     assert result.exit_code == 2 and "holds no MTP module" in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_module_in_8_bit_blocks_is_read_inside_and_apart(tmp_path: Path) -> None:
+    """Its scales go with it; what is read is what they make."""
+    folder = Path(write_whole(tmp_path / "whole", "deepseek_v3", 1))
+    tensors, block = load_file(folder / "model.safetensors"), 16
+    for name, tensor in list(tensors.items()):
+        if tensor.dim() == 2 and "proj" in name and "eh_proj" not in name:
+            rows, columns = (-(-size // block) for size in tensor.shape)
+            scales = 0.5 + torch.rand(rows, columns, generator=torch.Generator().manual_seed(len(name)))
+            tensors[name], tensors[f"{name}_scale_inv"] = tensor.to(torch.float8_e4m3fn), scales
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [block, block]}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert CliRunner().invoke(app, ["extract-mtp", str(folder), str(tmp_path / "apart")]).exit_code == 0
+    apart = load_file(tmp_path / "apart" / "model.safetensors")
+    assert {tensor.dtype for tensor in apart.values()} == {torch.float8_e4m3fn, torch.float32}
+    seen = []
+    for drafter in (MTP(num_draft_tokens=3), MTP(str(tmp_path / "apart"), 3)):
+        spy = Spy(drafter)
+        llm = LLM(str(folder), spy, kernels="torch", max_model_len=100, device="cpu")
+        llm.generate(prompts(3), GREEDY)
+        name = f"model.layers.{LAYERS}.self_attn.o_proj.weight"
+        wanted = dequantise(apart[name], apart[f"{name}_scale_inv"], (block, block))
+        assert torch.equal(spy.made.modules[0].layer.out.weight.data, wanted)
+        seen.append(spy.seen)
+    assert seen[0] == seen[1] and len(seen[0]) > 6

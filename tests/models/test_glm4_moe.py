@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from paceline.errors import CheckpointError
+from paceline.kernels import KERNELS
 from paceline.models import loader
 from tests.models.running import CPU, run
 
@@ -51,7 +52,7 @@ def make(name: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("kernels", ["torch", "reference"])
+@pytest.mark.parametrize("kernels", [name for name in KERNELS if name != "auto"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_are_those_of_transformers(
     name: str, kernels: str, tmp_path: Path, record_property: Callable[[str, object], None]
