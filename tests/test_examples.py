@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.errors import PacelineError
 from tests.cli.checkpoints import make_tokenizer, write_checkpoint
+from tests.drafters.mtp_models import write_apart, write_whole
 from tests.drafters.tiny_medusa import vicuna_heads
 from tests.drafters.tiny_mlp import accelerator
-from tests.drafters.tiny_mtp import tiny_mtp
 from tests.drafters.tiny_readers import glide_state, write_glide
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,19 +40,18 @@ MANUALS = {
 }
 
 
-def long_with_modules(folder: Path) -> tuple[str, str]:
-    """A tiny model of 8192 positions, and modules for it."""
-    path = write_checkpoint(folder / "long")
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}), encoding="utf-8")
-    return str(path), tiny_mtp("deepseek")
+def deepseek_with_module(folder: Path) -> tuple[str, str]:
+    """A tiny DeepSeek, and its module apart from it."""
+    whole = write_whole(folder / "whole", "deepseek_wide", 0)
+    make_tokenizer().save_pretrained(whole)
+    return whole, write_apart(folder / "module", "deepseek_wide", 1)
 
 
 HEADS = {  # scripts whose second argument is a drafter with weights
     "medusa.py": lambda: vicuna_heads(len(make_tokenizer())),
     "vllm/mlp_speculator.py": lambda: accelerator(len(make_tokenizer())),
 }
-PAIRS = {"paddlenlp/mtp.sh": long_with_modules}  # commands that have a model and a drafter of their own
+PAIRS = {"paddlenlp/mtp.sh": deepseek_with_module}  # commands that have a model and a drafter of their own
 SMALL = {"GAMMA": "1..2", "MAX_TOKENS": "6", "NUM_PROMPTS": "1"}  # for the table of draft lengths
 NOTE = """#!{python}
 import json, os, sys

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
+from tests.cli.checkpoints import make_tokenizer
 from tests.drafters.equations import State
 from tests.drafters.mtp_by_hand import Hand
 from tests.drafters.tiny_readers import write
@@ -36,6 +37,9 @@ SHAPE: dict[str, Any] = {
 GLM = {**SHAPE, "num_key_value_heads": 2, "head_dim": 16, "use_qk_norm": True}
 LATENT = {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
 DEEPSEEK = {**SHAPE, **LATENT, "num_key_value_heads": 4, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}
+# For commands: of so many tokens as the tests' tokenizer has, of many positions, and of widths that can be packed.
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "max_position_embeddings": 8192}
+WIDE |= {"q_lora_rank": 32, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32}
 KINDS = ("glm4_moe", "deepseek_v3")
 
 
@@ -54,10 +58,11 @@ def shake(module: Any, seed: int) -> None:
 @functools.cache
 def model_of(kind: str) -> Any:
     torch.manual_seed(4)
+    own = {"vocab_size": len(make_tokenizer()), "eos_token_id": 1, **WIDE} if kind == "deepseek_wide" else {}
     if kind == "glm4_moe":
         model = transformers.Glm4MoeForCausalLM(transformers.Glm4MoeConfig(**GLM)).eval().float()
     else:
-        model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**DEEPSEEK)).eval().float()
+        model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**{**DEEPSEEK, **own})).eval().float()
     shake(model, 4)
     return model
 
