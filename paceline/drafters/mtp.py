@@ -20,6 +20,7 @@ from torch import Tensor
 
 from paceline.cache.kv import KVCache
 from paceline.cache.slots import Slots
+from paceline.drafters import speculators
 from paceline.drafters.base import Context, Needs, Taps, Target
 from paceline.drafters.cached import StateReader
 from paceline.drafters.checkpoint import Checkpoint, check_options
@@ -39,7 +40,7 @@ class MTP:
     """MTP modules of DeepSeek-V3, GLM-4.5 and MiMo: those that the target's own folder holds, or a folder apart.
 
     model: the folder of modules apart from their target; None: the target's own.
-    num_draft_tokens: the most tokens to propose; None: as many as there are modules.
+    num_draft_tokens: the most tokens to propose; None: what its files say, else as many as there are modules.
     min_probability: a draft ends where the modules themselves give all of it a smaller chance; 0: at its end.
     quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
     """
@@ -68,7 +69,8 @@ class MTPDrafter(StateReader):
         checkpoint = self._open(target)
         form, prefixes = find_form(checkpoint.source.names(), checkpoint.label)
         self.modules = load_modules(form, prefixes, checkpoint, target, self.config.quantization)
-        self.max_nodes = self.config.num_draft_tokens or len(self.modules)
+        said = speculators.draft_length(checkpoint.config, speculators.CHAINS, checkpoint.label)
+        self.max_nodes = self.config.num_draft_tokens or said or len(self.modules)
         state = form.state_of(target)
         self.taps = Taps(hidden=(state,))
         return Needs(layer_specs(self.modules, target), target.model.tap_width(state))

@@ -72,6 +72,14 @@ FORMS = (
         turned=True,
     ),
     Form(
+        ("speculators",),
+        r"mtp_layers\.(\d+)\.",
+        "input_proj",
+        "token_layernorm",
+        "hidden_layernorm",
+        "final_layernorm",
+    ),
+    Form(
         ("qwen3_next",),
         r"mtp\.()",
         "fc",

@@ -26,7 +26,8 @@ class Marks:
     """How a published folder shows its kind; one of these is enough.
 
     types: its config's model_type. architecture: stands in the name of one. keys: of its config. tensors: a pattern
-    that a tensor's name begins with. algorithms: its speculators_model_type, which decides where it is given.
+    that a tensor's name begins with. algorithms: its speculators_model_type, which decides where it is given. whole: a
+    tensor that a model of its own has, in whose folder such tensors may lie besides.
     """
 
     types: tuple[str, ...] = ()
@@ -34,6 +35,7 @@ class Marks:
     keys: tuple[str, ...] = ()
     tensors: str = ""
     algorithms: tuple[str, ...] = ()
+    whole: str = ""
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ KINDS = (
         "layers trained with their target to say the tokens behind the next",
         "paceline.drafters.mtp:MTP",
         ("mtp", "deepseek_mtp", "mimo_mtp", "glm4_moe_mtp"),
-        Marks(tensors=r"(model\.)?mtp[._]|.*\.eh_proj\.", algorithms=("mtp",)),
+        Marks(tensors=r"(model\.)?mtp[._]|.*\.eh_proj\.", algorithms=("mtp",), whole="model.norm.weight"),
     ),
     Kind(
         "pard",

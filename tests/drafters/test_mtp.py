@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline import LLM, MTP, FirstOf, SamplingParams
 from paceline.drafters.base import Observation
+from paceline.drafters.formats import find_held
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.mtp_network import Module
 from paceline.errors import CheckpointError, OptionError
@@ -19,7 +20,8 @@ from paceline.kernels.cpu.library import library
 from paceline.testing import prompts, set_apart, tiny_llm
 from tests.drafters.equations import Spy
 from tests.drafters.mtp_by_hand import Hand, llama_layer
-from tests.drafters.tiny_mtp import HEADS, WIDTH, mimo_model, modules, tiny_mtp, write_mimo
+from tests.drafters.tiny_mtp import HEADS, WIDTH, mimo_model, modules, named, tiny_mtp, write_mimo
+from tests.drafters.tiny_readers import write
 from tests.fakes import Oracle, tiny_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -73,6 +75,22 @@ def test_modules_in_deepseeks_names_read_the_normed_state_behind_the_embedding(c
     tiny_llm(spy).generate(prompts(3), GREEDY)
     by_hand = hand("deepseek", modules("deepseek", count, copies=copies), tiny_model())
     check_drafts(spy, by_hand, tiny_model(), normed=True, count=4)
+
+
+def test_modules_in_the_speculators_format_draft_as_many_as_it_says(tmp_path: Path) -> None:
+    states = modules("speculators", 1)
+    proposal = {"proposal_type": "greedy", "speculative_tokens": 3}
+    config = {"speculators_model_type": "mtp", "speculators_config": {"proposal_methods": [proposal]}}
+    spy = Spy(MTP(str(write(tmp_path, config, named("speculators", states)))))
+    tiny_llm(spy).generate(prompts(3), GREEDY)
+    check_drafts(spy, hand("speculators", states, tiny_model()), tiny_model(), normed=True, count=3)
+
+
+def test_a_whole_model_with_modules_inside_is_a_draft_model_where_one_is_given(tmp_path: Path) -> None:
+    folder = write_mimo(tmp_path)
+    assert find_held(folder) is None
+    llm = tiny_llm(folder)
+    assert llm.engine.drafter is not None and llm.engine.drafter.name == "draft_model"
 
 
 @pytest.mark.parametrize("options", [{"max_batched_tokens": 9}, {"behind": 1}, {"behind": 2, "block_size": 4}])
@@ -143,7 +161,9 @@ def test_a_folder_of_modules_is_known_by_its_tensors() -> None:
 
 def test_a_target_without_modules_is_told_so(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=r"holds no MTP module; known are those of mimo, deepseek_v3, glm4_moe$"):
+    with pytest.raises(
+        CheckpointError, match=r"holds no MTP module; known are those of mimo, deepseek_v3, glm4_moe, speculators$"
+    ):
         LLM(str(tmp_path), "mtp", kernels="reference", max_model_len=64)
     with pytest.raises(OptionError, match=r"^drafter 'mtp' reads the target's own folder, but .* object has none; "):
         tiny_llm("mtp")

@@ -19,6 +19,7 @@ HIDDEN, WIDE, HEADS, KV_HEADS, WIDTH = 32, 48, 4, 2, 8
 # In front of a module's names; the number of the first; what it calls embedding norm, state norm, fusion, last norm.
 NAMES: dict[str, tuple[str, int, tuple[str, str, str, str]]] = {
     "mimo": ("model.mtp_layers.", 0, ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
+    "speculators": ("mtp_layers.", 0, ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
     "deepseek": ("model.layers.", 2, ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
 }
 
