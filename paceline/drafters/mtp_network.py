@@ -17,6 +17,7 @@ from paceline.drafters.checkpoint import Checkpoint, own_or_borrowed
 from paceline.drafters.mtp_form import Form, Turned
 from paceline.errors import CheckpointError
 from paceline.kernels.ops import Forward, Head, Hidden, Inputs, LayerCache, LayerSpec, Part
+from paceline.models.base import Model
 from paceline.models.batch import Batch
 from paceline.models.layers.linear import Linear
 from paceline.models.weights import Weights
@@ -70,17 +71,18 @@ class Module:
 def load_modules(
     form: Form, prefixes: list[str], checkpoint: Checkpoint, target: Target, quantization: str
 ) -> list[Module]:
+    model = target.model
+    if type(model).extra_layer is Model.extra_layer:
+        raise CheckpointError(
+            f"{checkpoint.label} holds MTP modules, which are made of their target's layers; a target of type "
+            f"{model.config.architecture!r} lends none"
+        )
+    own = checkpoint.vector(f"{prefixes[0]}{form.embedding_norm}.weight")
+    checkpoint.check("a hidden size of", own, model.config.hidden_size)
     weights = checkpoint.weights(target, quantization)
     if form.turned:
         weights.source = Turned(weights.source, f"{form.embedding}.weight")
-    try:
-        found = [Module(form, weights.under(prefix), target, number) for number, prefix in enumerate(prefixes)]
-    except NotImplementedError:
-        kind = target.model.config.architecture
-        raise CheckpointError(
-            f"{checkpoint.label} holds MTP modules, which are made of their target's layers; a target of type {kind!r} "
-            "lends none"
-        ) from None
+    found = [Module(form, weights.under(prefix), target, number) for number, prefix in enumerate(prefixes)]
     checkpoint.finish(weights, rf"(?!{'|'.join(map(re.escape, prefixes))}).*")  # the rest is the target's
     return found
 

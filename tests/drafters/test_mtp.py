@@ -11,10 +11,11 @@ import transformers
 from torch import Tensor
 
 from paceline import LLM, MTP, FirstOf, SamplingParams
-from paceline.drafters.base import Observation
+from paceline.drafters.base import Context, Observation
 from paceline.drafters.formats import find_held
 from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.mtp_network import Module
+from paceline.drafters.tree import Proposal
 from paceline.errors import CheckpointError, OptionError
 from paceline.kernels.cpu.library import library
 from paceline.testing import prompts, set_apart, tiny_llm
@@ -22,7 +23,7 @@ from tests.drafters.equations import Spy
 from tests.drafters.mtp_by_hand import Hand, llama_layer
 from tests.drafters.tiny_mtp import HEADS, WIDTH, mimo_model, modules, named, tiny_mtp, write_mimo
 from tests.drafters.tiny_readers import write
-from tests.fakes import Oracle, tiny_model
+from tests.fakes import Oracle, Recorded, Replay, tiny_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -35,6 +36,12 @@ def features(model: Any, text: list[int], normed: bool) -> Tensor:
         model(torch.tensor([text[:-1]]))
     hook.remove()
     return kept[0]
+
+
+def known() -> Recorded:
+    """What the tiny target says."""
+    said = tiny_llm().generate(prompts(3), SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    return {tuple(prompt): prompt + output.outputs[0].token_ids for prompt, output in zip(prompts(3), said)}
 
 
 def hand(kind: str, states: list[Any], model: Any) -> Hand:
@@ -120,8 +127,6 @@ def test_accepted_tokens_are_absorbed_in_one_pass_of_each_module(
     count: int, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many were accepted: here five by an oracle that is asked first."""
-    said = tiny_llm().generate(prompts(3), SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
-    known = {tuple(prompt): prompt + output.outputs[0].token_ids for prompt, output in zip(prompts(3), said)}
     passes: list[tuple[int, int]] = []  # for each observation: passes, and the pairs that became whole
     ran: list[int] = []
     run, observe = Module.run, MTPDrafter.observe
@@ -140,10 +145,31 @@ def test_accepted_tokens_are_absorbed_in_one_pass_of_each_module(
     llm = tiny_llm()
     if apart:
         set_apart(llm, 1)
-    llm.set_drafter(FirstOf(Oracle(known, 5), MTP(tiny_mtp("deepseek", count), 4)))
+    llm.set_drafter(FirstOf(Oracle(known(), 5), MTP(tiny_mtp("deepseek", count), 4)))
     llm.generate(prompts(3), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
     assert {number for number, _ in passes} == {count}
     assert max(pairs for _, pairs in passes[1:]) == 3 * 6, "five accepted and one more, of three sequences"
+
+
+class Sometimes(Replay):
+    """Trees for some texts, right up to a random depth and at a random sibling; for others nothing."""
+
+    def propose(self, context: Context) -> Proposal:
+        tree = super().propose(context)
+        return tree.cut(torch.where(context.lengths % 2 == 0, tree.sizes, 0))
+
+
+@pytest.mark.parametrize("behind", [None, 1])
+@pytest.mark.parametrize("count", [1, 3])
+def test_modules_read_what_another_drafters_trees_brought(count: int, behind: int | None) -> None:
+    """Rows of accepted branches lie apart from one another, modules' places do not."""
+    spy, trees = Spy(MTP(tiny_mtp("mimo", count), 4)), Sometimes(known(), seed=3, trees=True)
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    tiny_llm(FirstOf(trees, spy), behind, block_size=4).generate(prompts(3), params)
+    assert max(trees.histogram.branches) > 0 and len(spy.seen) > 10, "both had their say"
+    by_hand = hand("mimo", modules("mimo", count), tiny_model())
+    for text, _, tokens, _ in spy.seen:
+        assert tokens == by_hand.drafts(text, features(tiny_model(), text, False), 4)[: len(tokens)]
 
 
 def test_as_many_drafts_as_modules_unless_another_number_is_asked_for() -> None:
@@ -167,6 +193,11 @@ def test_a_target_without_modules_is_told_so(tmp_path: Path) -> None:
         LLM(str(tmp_path), "mtp", kernels="reference", max_model_len=64)
     with pytest.raises(OptionError, match=r"^drafter 'mtp' reads the target's own folder, but .* object has none; "):
         tiny_llm("mtp")
+
+
+def test_modules_for_another_width_are_told_so() -> None:
+    with pytest.raises(CheckpointError, match="was made for a target with a hidden size of 32, but this one has 16"):
+        LLM(tiny_model(layers=1, hidden=16, seed=1), MTP(tiny_mtp("mimo")), kernels="torch", max_model_len=64)
 
 
 def test_a_target_that_lends_no_layers_is_told_so() -> None:
