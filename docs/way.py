@@ -5,7 +5,8 @@
 Counted are the lines, blank ones apart, of each function that is entered, however little of it is run, and of the
 classes those belong to or make: their fields and docstrings. The request is greedy, with n-gram drafts, on a CPU; the
 engine has answered before, so what is made once and kept is not made again and not counted: a model's recording (its
-`describe` is added, for that is what runs), where cache layers lie, empty proposals, places of a shape met before.
+`describe` and `run_layer` are added, for they are what runs), where cache layers lie, empty proposals, places of a
+shape met before.
 The C++ behind the kernels is not counted, nor what is read when a model is loaded.
 """
 
@@ -110,6 +111,7 @@ def follow(llm: Any, prompt: Any, params: Any) -> Way:
     finally:
         sys.setprofile(None)
     way.add(type(llm.model).describe)
+    way.add(type(llm.model).run_layer)
     return way
 
 

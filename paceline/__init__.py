@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.drafters.lookahead import Lookahead
     from paceline.drafters.medusa import Medusa
     from paceline.drafters.mlp_speculator import MLPSpeculator
+    from paceline.drafters.mtp import MTP
     from paceline.drafters.ngram import NGram
     from paceline.drafters.pard import Pard
     from paceline.drafters.suffix import Suffix
@@ -44,6 +45,7 @@ _HOMES = {
     "Hydra": "paceline.drafters.hydra",
     "Medusa": "paceline.drafters.medusa",
     "MLPSpeculator": "paceline.drafters.mlp_speculator",
+    "MTP": "paceline.drafters.mtp",
     "DFlash": "paceline.drafters.dflash",
     "Glide": "paceline.drafters.glide",
     "Pard": "paceline.drafters.pard",
@@ -52,6 +54,7 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "MTP",
     "AsyncLLM",
     "CompletionOutput",
     "DFlash",

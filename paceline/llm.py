@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -34,6 +35,9 @@ from paceline.shared import Shared
 from paceline.templates import Message, PromptTemplate, Tools
 
 __all__ = ["LLM", "EngineOptions"]
+
+
+log = logging.getLogger("paceline")
 
 
 class _Unsaid(str):
@@ -83,6 +87,8 @@ class LLM(Shared):
         self.options = EngineOptions(**translated)
         device = loader.find_device(self.options.device)
         found = loader.find(model, tokenizer)
+        if not self.options.mla_use_matrix_absorption:
+            found.config = found.config.naive()
         dtype = loader.find_dtype(self.options.dtype, found.config, device)
         max_model_len = self._find_length(found.config.max_position)
         loaded = loader.build(found, dtype, device, self.options.kernels, max_model_len, self.options.quantization)
@@ -98,6 +104,7 @@ class LLM(Shared):
             max_model_len,
             self.options.max_num_seqs,
             self.options.kernels,
+            found.source.label,
         )
         self.engine = self._build_engine(target, Needs() if drafter is None else drafter.plan(target))
         end_ids = tuple(sorted(self.engine.end_ids))
@@ -125,6 +132,8 @@ class LLM(Shared):
         specs = target.model.layer_specs(target.dtype)
         kept = page_bytes([*specs, *needs.layers], options.block_size, needs.tail_width * target.dtype.itemsize)
         num_pages = count_pages(kept, needs.bytes, device, self.max_model_len, options)
+        forms = [f"{size} bytes a token as {name}" for name, size in target.model.cache_bytes(target.dtype).items()]
+        log.info("the cache takes %s", ", where it would take ".join(forms))
         cache = KVCache(PagePool(num_pages, options.block_size), device)
         cache.layers = cache.add_layers(specs)
         pages = -(-(self.max_model_len + SPREAD) // options.block_size)

@@ -141,7 +141,6 @@ NO_EFFECT = {
         "append_attn": 1,
         "block_attn": 1,
         "return_full_hidden_states": 1,
-        "mla_use_matrix_absorption": 1,
         "use_flash_attention": True,
         "speculate_verify_window": 2,
         "speculate_max_candidate_len": 5,
@@ -288,6 +287,9 @@ CASES |= {
     "Colossal-Inference-num_return_sequences": request({"num_return_sequences": 2}, {"n": 2}),
     "Colossal-Inference-stop_strings": request({"stop_strings": "END"}, {"stop": ["END"]}),
     "PaddleNLP-device": Case({"device": "gpu"}, {"device": "gpu"}),
+    "PaddleNLP-mla_use_matrix_absorption": Case(
+        {"mla_use_matrix_absorption": False}, {"mla_use_matrix_absorption": False}
+    ),
     "PaddleNLP-model_name_or_path": Case({"model_name_or_path": "m"}, {"model": "m"}),
     "PaddleNLP-speculate_method-None": drafts(None, speculate_method="None"),
     "PaddleNLP-speculate_method-inference_with_reference": drafts(

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.errors import PacelineError
 from tests.cli.checkpoints import make_tokenizer, write_checkpoint
+from tests.drafters.mtp_models import write_apart, write_whole
 from tests.drafters.tiny_medusa import vicuna_heads
 from tests.drafters.tiny_mlp import accelerator
 from tests.drafters.tiny_readers import glide_state, write_glide
@@ -37,10 +38,20 @@ MANUALS = {
     "colossal_inference": {"unchanged.py", "draft_model.py", "glide.py"},
     "paddlenlp": {"inference_with_reference.sh", "mtp.sh"},
 }
+
+
+def deepseek_with_module(folder: Path) -> tuple[str, str]:
+    """A tiny DeepSeek, and its module apart from it."""
+    whole = write_whole(folder / "whole", "deepseek_wide", 0)
+    make_tokenizer().save_pretrained(whole)
+    return whole, write_apart(folder / "module", "deepseek_wide", 1)
+
+
 HEADS = {  # scripts whose second argument is a drafter with weights
     "medusa.py": lambda: vicuna_heads(len(make_tokenizer())),
     "vllm/mlp_speculator.py": lambda: accelerator(len(make_tokenizer())),
 }
+PAIRS = {"paddlenlp/mtp.sh": deepseek_with_module}  # commands that have a model and a drafter of their own
 SMALL = {"GAMMA": "1..2", "MAX_TOKENS": "6", "NUM_PROMPTS": "1"}  # for the table of draft lengths
 NOTE = """#!{python}
 import json, os, sys
@@ -118,7 +129,8 @@ def test_a_script_for_what_is_not_there_yet_says_so(
 @pytest.mark.parametrize("path", [path for path in SHELL if name_of(path) not in REFUSED], ids=name_of)
 def test_every_command_runs(path: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a file gives a command in another system's words and then in ours, both write the same."""
-    calls = words_of(path, tmp_path, str(checkpoint))
+    own = PAIRS.get(name_of(path))
+    calls = words_of(path, tmp_path, *([str(checkpoint)] if own is None else own(tmp_path)))
     monkeypatch.chdir(tmp_path)
     written = []
     for words in calls:

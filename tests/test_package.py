@@ -99,6 +99,7 @@ def test_importing_paceline_is_light() -> None:
 def test_the_exported_names_are_these() -> None:
     assert paceline.__all__ == [
         "LLM",
+        "MTP",
         "AsyncLLM",
         "CompletionOutput",
         "DFlash",

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline import __version__
-from paceline.cli import batch, chat, compare, generate, models, sweep
+from paceline.cli import batch, chat, compare, extract_mtp, generate, models, sweep
 from paceline.cli.command import EPILOG, Command, Group
 from paceline.errors import PacelineError
 
@@ -86,6 +86,7 @@ app = typer.Typer(
 )
 for function in (generate.generate, chat.chat, batch.batch, compare.compare, sweep.sweep):
     app.command(cls=Command, epilog=EPILOG)(function)
+app.command("extract-mtp", cls=Command)(extract_mtp.extract_mtp)
 app.add_typer(models.app, name="models")
 
 

@@ -50,7 +50,7 @@ def choose(reading: Reading, named: Collection[str] = ()) -> tuple[str, dict[str
             if "max_match" not in parts:
                 raise OptionError(f"speculative_model={model!r} needs ngram_prompt_lookup_max, a number of 1 or more")
             parts.setdefault("min_match", 1)
-    elif model is None and "model" in options_of(method):
+    elif model is None and kind is not None and kind.needs_model:
         raise OptionError(f"{reading.written('draft.method')} needs a model, too: a folder or a hub id")
     return method, applicable(reading, [method], parts)
 

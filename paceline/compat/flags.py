@@ -137,6 +137,8 @@ class _Rewriting:
         if ours in SETTLED and not any(name in self.declared for name in names):
             self.reading.notes.append(f"{written} has no effect on {self.command}")
             return []
+        if (without := f"--no-{names[-1][2:]}") in self.declared and names[-1] not in self.declared:  # on otherwise
+            return [] if switch(value, written) else [Flag(without, None, written)]
         name = self._declared(names, written)
         if self.declared[name].is_flag:
             off = [flag for flag in self.declared[name].secondary_opts if flag.startswith("--")]

@@ -192,6 +192,7 @@ def _colossal() -> Iterator[Spelling]:
 
 def _paddle() -> Iterator[Spelling]:
     yield from _rows(PADDLE, SAME, "dtype temperature top_p top_k repetition_penalty block_size")
+    yield from _rows(PADDLE, SAME, "mla_use_matrix_absorption", switch=True)
     yield from _renamed(PADDLE, "model_name_or_path=model total_max_length=max_model_len batch_size=max_num_seqs")
     yield from _renamed(PADDLE, "speculate_max_draft_token_num=draft.num_draft_tokens")
     yield from _renamed(PADDLE, "speculate_max_ngram_size=draft.max_match draft_model_name_or_path=draft.model")
@@ -227,7 +228,7 @@ def _paddle() -> Iterator[Spelling]:
     rule = "the acceptance rule checks drafts"
     yield from _rows(PADDLE, NO_EFFECT, "speculate_verify_window speculate_max_candidate_len", note=rule)
     yield from _rows(PADDLE, NO_EFFECT, "model_prefix avx_type avx_cachekv_type weightonly_group_size")
-    idle = "inference_model append_attn block_attn return_full_hidden_states mla_use_matrix_absorption dynamic_insert "
+    idle = "inference_model append_attn block_attn return_full_hidden_states dynamic_insert "
     idle += "use_flash_attention avx_model avx_mode export_precache serving_mode use_fake_parameter output_via_mq"
     yield from _rows(PADDLE, NO_EFFECT, idle, switch=True)
 

@@ -298,6 +298,7 @@ class Target:
     max_model_len: int
     max_num_seqs: int
     kernels: str
+    origin: str = ""  # the folder or file that its weights came from
 
 
 class QuietDrafter:

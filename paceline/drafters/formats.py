@@ -62,7 +62,7 @@ def _has(marks: Marks, config: Mapping[str, Any], tensors: Collection[str]) -> b
         config.get("model_type") in marks.types
         or bool(marks.architecture and marks.architecture in architectures)
         or any(key in config for key in marks.keys)
-        or bool(marks.tensors and any(re.match(marks.tensors, name) for name in tensors))
+        or bool(marks.tensors and any(re.match(marks.tensors, name) for name in tensors) and marks.whole not in tensors)
     )
 
 

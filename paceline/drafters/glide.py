@@ -219,6 +219,11 @@ def read_sizes(files: Checkpoint, given: Glide) -> ModelConfig:
 def check(files: Checkpoint, config: ModelConfig, given: Glide, target: Target) -> None:
     """It was made for such a target: its queries have the shape of the target's."""
     large = target.model.config
+    if large.latent is not None:
+        raise CheckpointError(
+            f"{files.label} is a GLIDE drafter, which looks at its target's keys and values; a {large.architecture} "
+            "model makes them of one row for all heads"
+        )
     if large.learned_positions:
         raise CheckpointError(f"{files.label} is a GLIDE drafter, whose targets turn their keys; this one does not")
     wide = files.matrix("model.layers.0.cross_attn.q_proj.weight")[0]

@@ -26,7 +26,8 @@ class Marks:
     """How a published folder shows its kind; one of these is enough.
 
     types: its config's model_type. architecture: stands in the name of one. keys: of its config. tensors: a pattern
-    that a tensor's name begins with. algorithms: its speculators_model_type, which decides where it is given.
+    that a tensor's name begins with. algorithms: its speculators_model_type, which decides where it is given. whole: a
+    tensor that a model of its own has, in whose folder such tensors may lie besides.
     """
 
     types: tuple[str, ...] = ()
@@ -34,6 +35,7 @@ class Marks:
     keys: tuple[str, ...] = ()
     tensors: str = ""
     algorithms: tuple[str, ...] = ()
+    whole: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,14 @@ class Kind:
     def has_model(self) -> bool:
         return "model" in self.options
 
+    @property
+    def needs_model(self) -> bool:
+        """Whether it is nothing without one; MTP modules may be the target's own."""
+        return self.has_model and not hasattr(self.config, "model")  # a default is there
+
     def make(self, options: Mapping[str, Any]) -> Any:
         """Its config with these options."""
-        if self.has_model and options.get("model") is None:
+        if self.needs_model and options.get("model") is None:
             raise OptionError(f"drafter {self.word!r} needs a model; write {self.written('model=…')}")
         return self.config(**options)
 
@@ -178,8 +185,10 @@ KINDS = (
     Kind(
         "mtp",
         "an MTP module",
-        methods=("mtp", "deepseek_mtp"),
-        marks=Marks(tensors=r"(model\.)?mtp[._]|.*\.eh_proj\.", algorithms=("mtp",)),
+        "layers trained with their target to say the tokens behind the next",
+        "paceline.drafters.mtp:MTP",
+        ("mtp", "deepseek_mtp", "mimo_mtp", "glm4_moe_mtp"),
+        Marks(tensors=r"(model\.)?mtp[._]|.*\.eh_proj\.", algorithms=("mtp",), whole="model.norm.weight"),
     ),
     Kind(
         "pard",

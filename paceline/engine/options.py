@@ -37,6 +37,7 @@ class EngineOptions:
     acceptance: the rule: exact keeps every token; rejection and block keep the distribution; typical keeps neither.
     kernels: one of auto, native (CPU), torch, reference.
     quantization: pack float weights at load, as int8 or int4 (native kernels).
+    mla_use_matrix_absorption: of models such as DeepSeek's, cache the row that keys and values are made of, not these.
     prompt_template: llama, vicuna, a Jinja file, or a text with {input_text} in it.
     tensor_parallel_size: devices to spread the model over; 1 for now.
     seed: of the run: a request without its own gets one made of this and of its number in the run.
@@ -56,6 +57,7 @@ class EngineOptions:
     acceptance: str = "exact"
     kernels: str = "auto"
     quantization: str | None = None
+    mla_use_matrix_absorption: bool = True
     prompt_template: str | None = None
     tensor_parallel_size: int = 1
     seed: int | None = None
@@ -70,6 +72,9 @@ class EngineOptions:
             if value is not None:
                 check_count(name, value, 1)
                 object.__setattr__(self, name, int(value))
+        absorbed = self.mla_use_matrix_absorption
+        if absorbed not in (True, False):
+            raise OptionError(f"mla_use_matrix_absorption={absorbed!r} is not allowed; allowed: True, False")
         if self.seed is not None:
             check_seed(self.seed)
         share = self.gpu_memory_utilization

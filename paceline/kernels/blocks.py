@@ -6,8 +6,8 @@ Knows nothing of files: GGUF files keep their tensors in these blocks, and `quan
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -51,6 +51,11 @@ class Blocks:
                 begin = start * elements
                 out[begin : begin + values.size] = torch.from_numpy(values)
         return out.reshape(self.shape)
+
+    def part(self, number: int) -> Self:
+        """One matrix of a stack [count, rows, columns], nothing unpacked."""
+        rows = self.shape[1]
+        return replace(self, shape=self.shape[1:], raw=self.raw[number * rows : (number + 1) * rows])
 
 
 def _f16(blocks: Bytes, at: int) -> NDArray[np.float32]:

@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.kernels.chain import Chain, Drafts
+from paceline.kernels.experts import mix, route
 from paceline.kernels.ops import (
     FINAL,
     Describes,
+    Experts,
     Head,
     Heads,
     Hidden,
@@ -64,7 +66,7 @@ class EagerForward:
         return x + table[self.positions + offset]
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight.data, bias)
+        return F.linear(x.to(weight.data.dtype), weight.data, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
         wide = x.float()
@@ -80,6 +82,9 @@ class EagerForward:
     def gated(self, x: Tensor, kind: str) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return self.activation(gate, kind) * up
+
+    def experts(self, x: Tensor, scores: Tensor, experts: Experts) -> Tensor:
+        return mix(x, route(scores, experts.routing, experts.bias), experts)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
@@ -138,6 +143,20 @@ class EagerForward:
         seen = self.attend(q.reshape(len(q), heads.num_heads, -1), keys, values, plan, scale, softcap)
         return torch.where((bound > 0)[:, None], seen.reshape(len(q), -1), 0)
 
+    def per_head(self, x: Tensor, weight: Weight, num_heads: int) -> Tensor:
+        kept, given = split_kept(x, weight, num_heads)
+        made = torch.einsum("tha,hba->thb", given, weight.data.view(num_heads, -1, weight.shape[1]))
+        return torch.cat([kept, made], dim=-1).flatten(1)
+
+    def latent_attention(
+        self, q: Tensor, latent: Tensor, num_heads: int, rank: int, layer: int, scale: float
+    ) -> Tensor:
+        (keys,) = self.caches[layer]
+        keys.index_copy_(0, self.layout.write, latent[:, None].to(keys.dtype))
+        plan = self._planned(self, Heads(num_heads, 1, latent.shape[1], rank), None, None)
+        query = q.reshape(len(q), num_heads, -1)
+        return self.attend(query, keys, keys[..., -rank:], plan, scale, None).reshape(len(q), -1)
+
     def _planned(self, looking: EagerForward, heads: Heads, window: int | None, below: str | None) -> Any:
         key = heads.num_heads // heads.num_kv_heads, window, below
         if key not in self._plans:
@@ -169,7 +188,7 @@ class EagerForward:
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, plan: Any, scale: float | None, softcap: float | None
     ) -> Tensor:
-        result = torch.empty_like(query)  # [T, heads, D]
+        result = query.new_empty(*query.shape[:2], values.shape[2])  # [T, heads, D of values]
         kv_heads, width = keys.shape[1], keys.shape[2]
         for group in plan:
             sequences, rows = group.rows.shape
@@ -178,8 +197,8 @@ class EagerForward:
             k = keys[group.keys].transpose(1, 2).to(q.dtype)
             v = values[group.keys].transpose(1, 2).to(q.dtype)
             out = look(q, k, v, group.mask, scale, softcap)
-            out = out.view(sequences, kv_heads, rows, -1, width).permute(0, 2, 1, 3, 4)
-            result[group.rows] = out.reshape(sequences, rows, -1, width)
+            out = out.view(sequences, kv_heads, rows, -1, values.shape[2]).permute(0, 2, 1, 3, 4)
+            result[group.rows] = out.reshape(sequences, rows, -1, values.shape[2])
         return result
 
 
@@ -197,7 +216,9 @@ class EagerOps:
     name, chains = "torch", False
     forward: type[EagerForward] = EagerForward
 
-    def pack(self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device) -> Weight:
+    def pack(
+        self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device, exact: bool = False
+    ) -> Weight:
         dense = unpack(parts, dtype, device)
         return Weight(dense, (dense.shape[0], dense.shape[1]))
 
@@ -225,9 +246,17 @@ class EagerOps:
 
 
 def split_heads(qkv: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
-    parts = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
-    q, k, v = torch.split(qkv.view(len(qkv), sum(parts), heads.head_dim), parts, dim=1)
+    widths = heads.head_dim, heads.head_dim, heads.value_width
+    counts = heads.num_heads, heads.num_kv_heads, heads.num_kv_heads
+    parts = torch.split(qkv, [count * width for count, width in zip(counts, widths)], dim=1)
+    q, k, v = (part.reshape(len(qkv), -1, width) for part, width in zip(parts, widths))
     return q, k, v
+
+
+def split_kept(x: Tensor, weight: Weight, num_heads: int) -> tuple[Tensor, Tensor]:
+    """Each head's values before those that meet its matrix, and those; both [T, heads, …]."""
+    heads = x.reshape(len(x), num_heads, -1)
+    return heads[..., : -weight.shape[1]], heads[..., -weight.shape[1] :]
 
 
 @dataclass

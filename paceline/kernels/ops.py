@@ -75,6 +75,10 @@ class Packed(Protocol):
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor: ...
 
+    def part(self, number: int) -> Packed:
+        """One matrix of a stack [count, rows, columns]."""
+        ...
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -87,6 +91,40 @@ class Heads:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int | None = None  # of value heads, where it is another
+
+    @property
+    def value_width(self) -> int:
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+
+SCORINGS = ("softmax", "sigmoid")
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a row's experts are chosen by the router's scores, and weighed. Of equals the lower expert is chosen."""
+
+    num_chosen: int
+    scoring: str  # one of SCORINGS: what becomes of the router's output before anything else
+    normalised: bool  # the weights of the chosen are divided by their sum
+    factor: float = 1.0  # and then multiplied by this
+    num_groups: int = 1  # so many groups of neighbours; a group counts as much as its best two experts
+    kept_groups: int = 1  # only the best groups' experts may be chosen
+
+
+@dataclass
+class Experts:
+    """A layer's E experts, each a gated feed-forward: down · (activation(gate · x) * (up · x)).
+
+    The weights are packed as any other, the experts' matrices one under another in their order.
+    """
+
+    gate_up: Weight  # [E·2I, H]: gate and up of the first, of the second, …
+    down: Weight  # [E·H, I]
+    activation: str
+    routing: Routing
+    bias: Tensor | None = None  # [E] added to the scores to choose by; weights are made of the scores alone
 
 
 class Span(NamedTuple):
@@ -155,7 +193,9 @@ class Forward(Protocol):
 
     def add_positions(self, x: Any, table: Tensor, offset: int) -> Any: ...
 
-    def linear(self, x: Any, weight: Weight, bias: Tensor | None) -> Any: ...
+    def linear(self, x: Any, weight: Weight, bias: Tensor | None) -> Any:
+        """A weight packed in a wider dtype than the rows widens them: routers are float32 in models of 16 bits."""
+        ...
 
     def rms_norm(self, x: Any, weight: Tensor, eps: float, bias: Tensor | None = None) -> Any: ...
 
@@ -165,6 +205,13 @@ class Forward(Protocol):
 
     def gated(self, x: Any, kind: str) -> Any:
         """activation(first half) · second half."""
+        ...
+
+    def experts(self, x: Any, scores: Any, experts: Experts) -> Any:
+        """What each row's chosen experts make of it, weighed and summed in ascending order of the experts.
+
+        scores [T, E]: the router's linear of these rows.
+        """
         ...
 
     def add(self, x: Any, y: Any) -> Any: ...
@@ -213,6 +260,20 @@ class Forward(Protocol):
         Row t sees the positions under below[t], none behind its own, whatever the layout hides of its beginning;
         `below` names an input of whole numbers [T]. They are committed ones: each lies at its own place. A row that
         sees nothing gets zeros.
+        """
+        ...
+
+    def per_head(self, x: Any, weight: Weight, num_heads: int) -> Any:
+        """Each head through a matrix of its own: [T, heads · (kept + A)] → [T, heads · (kept + B)].
+
+        The weight is [heads · B, A], packed from one matrix a head. What a head has before its last A values is kept.
+        """
+        ...
+
+    def latent_attention(self, q: Any, latent: Any, num_heads: int, rank: int, layer: int, scale: float) -> Any:
+        """Store each row's latent [T, W] in a cache layer of one part, then let its heads [T, heads · W] look at them.
+
+        Every head sees the same keys, whose last `rank` values are the values too: [T, heads · rank].
         """
         ...
 
@@ -266,8 +327,10 @@ class Ops(Protocol):
     name: str
     chains: bool  # whether they draw chains in one go
 
-    def pack(self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device) -> Weight:
-        """One weight from matrices whose rows are stacked."""
+    def pack(
+        self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device, exact: bool = False
+    ) -> Weight:
+        """One weight from matrices whose rows are stacked; exact: none is rounded to fewer bits than it has."""
         ...
 
     def run(

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.kernels.eager import EagerForward, EagerOps
-from paceline.kernels.ops import Heads, Weight, activate
+from paceline.kernels.eager import EagerForward, EagerOps, split_kept
+from paceline.kernels.experts import route
+from paceline.kernels.ops import Experts, Heads, Weight, activate
 
 
 def _by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -37,7 +38,10 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def reference_attention(
     query: Tensor, keys: Tensor, values: Tensor, lines: list[Tensor], scale: float, softcap: float | None
 ) -> Tensor:
-    """Rows [T, heads, D] against the cache [C, kv heads, D]; lines[t] are the cache rows t sees, by position."""
+    """Rows [T, heads, D] against the cache [C, kv heads, D]; lines[t] are the cache rows t sees, by position.
+
+    Values may have another width, which is then the result's.
+    """
     rows = []
     for row, seen in zip(query, lines):
         key = keys[seen].float().permute(1, 2, 0).contiguous()  # [kv heads, D, positions]
@@ -46,13 +50,36 @@ def reference_attention(
         scores = torch.matmul(heads, key) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        rows.append(torch.matmul(torch.softmax(scores, dim=-1), value).reshape(row.shape))
-    return torch.stack(rows).to(query.dtype) if rows else torch.empty_like(query)
+        rows.append(torch.matmul(torch.softmax(scores, dim=-1), value).reshape(row.shape[0], -1))
+    return torch.stack(rows).to(query.dtype) if rows else query.new_empty(0, query.shape[1], values.shape[2])
 
 
 @reference_attention.register_fake
 def _(query: Tensor, keys: Tensor, values: Tensor, lines: list[Tensor], scale: float, softcap: float | None) -> Tensor:
-    return torch.empty_like(query)
+    return query.new_empty(*query.shape[:2], values.shape[2])
+
+
+@torch.library.custom_op("paceline::reference_experts", mutates_args=())
+def reference_experts(
+    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str, num_experts: int
+) -> Tensor:
+    """Rows [T, H], each through its chosen experts [T, K] in their order, weighed by weights [T, K] of float32."""
+    wide, narrow = (stack.view(num_experts, -1, stack.shape[1]) for stack in (gate_up, down))
+    rows = []
+    for row, ids, shares in zip(x, chosen.tolist(), weights):
+        total = torch.zeros_like(row, dtype=torch.float32)
+        for expert, share in zip(ids, shares):
+            gate, up = torch.mv(wide[expert], row.clone()).chunk(2)
+            total = total + torch.mv(narrow[expert], activate(gate, activation) * up).float() * share
+        rows.append(total.to(x.dtype))
+    return torch.stack(rows)
+
+
+@reference_experts.register_fake
+def _(
+    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str, num_experts: int
+) -> Tensor:
+    return torch.empty_like(x)
 
 
 class Lines(NamedTuple):
@@ -62,8 +89,23 @@ class Lines(NamedTuple):
 
 class ReferenceForward(EagerForward):
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        result: Tensor = reference_linear(x, weight.data, bias)
+        result: Tensor = reference_linear(x.to(weight.data.dtype), weight.data, bias)
         return result
+
+    def experts(self, x: Tensor, scores: Tensor, experts: Experts) -> Tensor:
+        routed = [route(row[None].clone(), experts.routing, experts.bias) for row in scores]
+        if not routed:
+            return torch.empty_like(x)
+        chosen, weights = torch.cat([row.ids for row in routed]), torch.cat([row.weights for row in routed])
+        stacks = (experts.gate_up.data, experts.down.data)
+        result: Tensor = reference_experts(x, chosen, weights, *stacks, experts.activation, scores.shape[1])
+        return result
+
+    def per_head(self, x: Tensor, weight: Weight, num_heads: int) -> Tensor:
+        kept, given = split_kept(x, weight, num_heads)
+        matrices = weight.data.view(num_heads, -1, weight.shape[1])
+        made = [reference_linear(given[:, head], matrix, None) for head, matrix in enumerate(matrices)]
+        return torch.cat([kept, torch.stack(made, dim=1)], dim=-1).flatten(1)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
         def norm(row: Tensor) -> Tensor:

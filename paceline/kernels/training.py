@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.eager import EagerForward, look, split_heads
-from paceline.kernels.ops import Describes, Heads, Hidden, Inputs, Weight
+from paceline.kernels.ops import Describes, Experts, Heads, Hidden, Inputs, Weight
 
 
 @dataclass
@@ -48,6 +48,10 @@ class DenseForward(EagerForward):
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         return super().linear(x, _dense(weight), bias)
 
+    def experts(self, x: Tensor, scores: Tensor, experts: Experts) -> Tensor:
+        _dense(experts.gate_up), _dense(experts.down)
+        return super().experts(x, scores, experts)
+
     def attention(
         self,
         qkv: Tensor,
@@ -57,14 +61,24 @@ class DenseForward(EagerForward):
         scale: float | None = None,
         softcap: float | None = None,
     ) -> Tensor:
+        q, k, v = (part.reshape(*self.shape, *part.shape[1:]) for part in split_heads(qkv, heads))
+        return self._look(q, k, v, self._seen(window), scale, softcap)
+
+    def _seen(self, window: int | None) -> Tensor:
         positions = self.sequences.positions
         mask = torch.ones(*self.shape, self.shape[1], dtype=torch.bool, device=positions.device).tril()
         if window is not None:
             mask = mask & (positions[:, :, None] - positions[:, None] < window)
-        if self.sequences.seen is not None:
-            mask = mask & self.sequences.seen
-        q, k, v = (part.reshape(*self.shape, -1, heads.head_dim) for part in split_heads(qkv, heads))
-        return self._look(q, k, v, mask, scale, softcap)
+        return mask if self.sequences.seen is None else mask & self.sequences.seen
+
+    def per_head(self, x: Tensor, weight: Weight, num_heads: int) -> Tensor:
+        return super().per_head(x, _dense(weight), num_heads)
+
+    def latent_attention(
+        self, q: Tensor, latent: Tensor, num_heads: int, rank: int, layer: int, scale: float
+    ) -> Tensor:
+        keys = latent.view(*self.shape, 1, -1)
+        return self._look(q.view(*self.shape, num_heads, -1), keys, keys[..., -rank:], self._seen(None), scale, None)
 
     def cross_attention(
         self, q: Tensor, heads: Heads, layer: int, below: str, scale: float | None = None, softcap: float | None = None
@@ -98,7 +112,10 @@ def run_dense(model: Describes, sequences: Sequences, taps: tuple[int, ...] = ()
 
 
 def weights_of(model: Describes) -> list[Tensor]:
-    """Every matrix, norm and bias of a description, each once, in the order of their first use; no rope tables."""
+    """Every matrix, norm and bias of a description, each once, in the order of their first use.
+
+    No rope tables, and no biases that experts are chosen by: no gradient reaches them.
+    """
     collector: Any = _Collector()
     model.describe(collector)
     return list(collector.found.values())
@@ -112,7 +129,8 @@ class _Collector:
 
     def __getattr__(self, word: str) -> Any:
         def take(*arguments: Any, **named: Any) -> Any:
-            for argument in (*arguments, *named.values()) if word != "rope" else ():
+            given = (*arguments, *named.values()) if word != "rope" else ()
+            for argument in (arguments[2].gate_up, arguments[2].down) if word == "experts" else given:
                 tensor = _dense(argument).data if isinstance(argument, Weight) else argument
                 if isinstance(tensor, Tensor):
                     self.found[id(tensor)] = tensor

@@ -18,6 +18,7 @@ from paceline.kernels import Ops
 from paceline.kernels.ops import FINAL, Forward, Head, Hidden, Inputs, LayerCache, LayerSpec, Weight
 from paceline.models.batch import Batch
 from paceline.models.config import ModelConfig
+from paceline.models.weights import Weights
 
 
 class Model:
@@ -40,6 +41,10 @@ class Model:
             for layer in range(shape.num_layers)
         ]
 
+    def cache_bytes(self, dtype: torch.dtype) -> dict[str, int]:
+        """What a token takes in all its cache layers, then what it would take in other forms, each by its name."""
+        return {"keys and values": sum(spec.row_bytes for spec in self.layer_specs(dtype))}
+
     def forward(
         self, batch: Batch, caches: Sequence[LayerCache], taps: tuple[int, ...] = (), rows: Tensor | None = None
     ) -> Hidden:
@@ -57,6 +62,14 @@ class Model:
         short.config = dataclasses.replace(self.config, num_layers=count, windows=self.config.windows[:count])
         result: Self = short
         return result
+
+    def extra_layer(self, weights: Weights) -> Any:
+        """A layer as stands behind the last, for a module that is made of one; NotImplementedError: it lends none."""
+        raise NotImplementedError
+
+    def run_layer(self, f: Forward, layer: Any, x: Any, number: int, window: int | None = None) -> Any:
+        """Such a layer, or one of its own, looking at cache layer `number`."""
+        raise NotImplementedError
 
     def _check_taps(self, taps: tuple[int, ...]) -> None:
         for tap in taps:

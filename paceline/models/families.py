@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.kernels import Ops
-from paceline.models import gemma3, gpt2, llama, opt
+from paceline.models import deepseek, gemma3, glm4_moe, gpt2, llama, mimo, mixture, opt
 from paceline.models.base import Model
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_names import GGUFNames
@@ -21,6 +21,7 @@ class Family:
     read: Callable[[Any], dict[str, Any]]  # a transformers config as fields of ModelConfig
     traits: Mapping[str, Any] = field(default_factory=dict)  # fields of ModelConfig that no file decides
     gguf: GGUFNames | None = None  # None: not read from GGUF files
+    spelled: str = ""  # the transformers type whose config it has, where transformers does not know its own
 
 
 _NO_BIAS = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
@@ -36,12 +37,37 @@ FAMILIES = {
             "qwen3", llama.Llama, llama.read_qwen, {"mlp_bias": False, "qk_norm": True}, GGUFNames("qwen3", *llama.GGUF)
         ),
         Family(
+            "mimo",
+            mimo.MiMo,
+            llama.read_qwen,
+            {**_NO_BIAS, "qkv_bias": True},
+            spelled="qwen2",
+        ),
+        Family(
+            "mixtral",
+            mixture.MixtureLlama,
+            mixture.read_mixtral,
+            _NO_BIAS,
+            GGUFNames(
+                "llama", *mixture.GGUF, interleaved=True, experts=True, more=mixture.read_gguf("feed_forward_length")
+            ),
+        ),
+        Family(
+            "qwen3_moe",
+            mixture.MixtureLlama,
+            mixture.read_qwen,
+            {"mlp_bias": False, "qk_norm": True},
+            GGUFNames("qwen3moe", *mixture.GGUF, experts=True, more=mixture.read_gguf("expert_feed_forward_length")),
+        ),
+        Family("glm4_moe", glm4_moe.GLM4MoE, glm4_moe.read, {"out_bias": False, "mlp_bias": False}),
+        Family(
             "gemma3_text",
             gemma3.Gemma3,
             gemma3.read,
             {**_NO_BIAS, "qk_norm": True},
             GGUFNames("gemma3", *gemma3.GGUF, activation="gelu_new", more=gemma3.read_gguf),
         ),
+        Family("deepseek_v3", deepseek.DeepSeek, deepseek.read, {"mlp_bias": False}),
         Family("gpt2", gpt2.GPT2, gpt2.read, _LEARNED),
         Family("opt", opt.OPT, opt.read, _LEARNED),
     )

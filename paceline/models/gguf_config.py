@@ -16,11 +16,15 @@ from paceline.models.gguf import GGUFFile
 
 def config_from_gguf(file: GGUFFile) -> ModelConfig:
     label, architecture = file.path, file.metadata.get("general.architecture")
-    spelt = {family.gguf.architecture: (family, family.gguf) for family in FAMILIES.values() if family.gguf}
-    if not isinstance(architecture, str) or architecture not in spelt:
-        raise CheckpointError(f"{label} is a {_shown(architecture)} model; supported in GGUF: {', '.join(spelt)}")
-    family, names = spelt[architecture]
+    spelt = {(f.gguf.architecture, f.gguf.experts): (f, f.gguf) for f in FAMILIES.values() if f.gguf}
+    known = dict.fromkeys(name for name, _ in spelt)
+    if not isinstance(architecture, str) or architecture not in known:
+        raise CheckpointError(f"{label} is a {_shown(architecture)} model; supported in GGUF: {', '.join(known)}")
     said = _Metadata(file.metadata, architecture, label)
+    experts = said.count("expert_count", 0)
+    if (architecture, experts > 0) not in spelt:
+        raise CheckpointError(f"{label} is a {architecture} model of {experts} experts, which is not supported")
+    family, names = spelt[architecture, experts > 0]
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{label} lacks the matrix token_embd.weight, which this model needs")

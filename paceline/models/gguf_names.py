@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# A number of a file's metadata, with a default (None: it must be there); fields of a config by such and the layers.
+NumberOf = Callable[[str, float | None], float]
+More = Callable[[NumberOf, int], dict[str, Any]]
+
 
 @dataclass(frozen=True)
 class GGUFNames:
@@ -15,8 +19,9 @@ class GGUFNames:
     layer: Mapping[str, str]  # of one layer, without its number and without .weight or .bias
     layers: str = "model.layers"  # what Hugging Face's begin with
     interleaved: bool = False  # q and k rows alternate between the halves of a head
+    experts: bool = False  # files that say so many experts are of this family, others of the architecture are not
     activation: str = "silu"  # files do not say
-    more: Callable[[Callable[[str, float], float], int], dict[str, Any]] | None = None  # fields from other metadata
+    more: More | None = None  # fields from other metadata
 
     def hugging_face(self, name: str) -> str:
         """A tensor's name in Hugging Face spelling; unknown ones stay as they are and will be reported as unused."""

@@ -17,10 +17,16 @@ class Layer:
     """Attention and a gated feed-forward, each behind a norm."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self.attention_norm = weights.whole("input_layernorm.weight", (config.hidden_size,))
-        self.feed_forward_norm = weights.whole("post_attention_layernorm.weight", (config.hidden_size,))
+        self._load_norms(config, weights)
         self._load_attention(config, weights.under("self_attn."))
         self._load_feed_forward(config, weights.under("mlp."))
+
+    def feed_forward(self, f: Forward, x: Any) -> Any:
+        return self.down(f, f.gated(self.gate_up(f, x), self.activation))
+
+    def _load_norms(self, config: ModelConfig, weights: Weights) -> None:
+        self.attention_norm = weights.whole("input_layernorm.weight", (config.hidden_size,))
+        self.feed_forward_norm = weights.whole("post_attention_layernorm.weight", (config.hidden_size,))
 
     def _load_attention(self, config: ModelConfig, weights: Weights) -> None:
         hidden, head = config.hidden_size, config.head_dim
@@ -35,7 +41,7 @@ class Layer:
         self.k_norm = weights.whole("k_norm.weight", (head,)) if config.qk_norm else None
 
     def _load_feed_forward(self, config: ModelConfig, weights: Weights) -> None:
-        hidden, wide = config.hidden_size, config.intermediate_size
+        hidden, wide, self.activation = config.hidden_size, config.intermediate_size, config.activation
         names = ["gate_proj", "up_proj"]
         bias = weights.vectors([f"{name}.bias" for name in names], [(wide,)] * 2) if config.mlp_bias else None
         matrix = weights.matrix([f"{name}.weight" for name in names], [(wide, hidden)] * 2)
@@ -52,27 +58,37 @@ class Llama(Model):
         shape = (config.vocab_size, config.hidden_size)
         names = (body.prefix + "embed_tokens.weight", "lm_head.weight")
         self.embedding, self.head = weights.vocabulary(*names, shape, config.tie_embeddings)
-        self.layers = [Layer(config, body.under(f"layers.{i}.")) for i in range(config.num_layers)]
+        self.layers = [self.load_layer(i, config, body.under(f"layers.{i}.")) for i in range(config.num_layers)]
         self.norm = body.whole("norm.weight", (config.hidden_size,))
         frequencies = "rope_freqs.weight"  # only GGUF files carry it
-        factors = weights.whole(frequencies, (config.head_dim // 2,)) if weights.has(frequencies) else None
-        cos, sin = tables(config.rope, config.head_dim, max_position or config.max_position, factors)
+        turning = config.rotary_dim or config.head_dim
+        factors = weights.whole(frequencies, (turning // 2,)) if weights.has(frequencies) else None
+        cos, sin = tables(config.rope, turning, max_position or config.max_position, factors)
         self.cos, self.sin = cos.to(weights.device), sin.to(weights.device)
 
+    @staticmethod
+    def load_layer(number: int, config: ModelConfig, weights: Weights) -> Layer:
+        return Layer(config, weights)
+
     def describe(self, f: Forward) -> Any:
-        eps = self.config.norm_eps
         x = f.embed(self.embedding)
         f.tap(0, x)
         for number, layer in enumerate(self.layers):
-            qkv = layer.qkv(f, f.rms_norm(x, layer.attention_norm, eps))
-            if layer.q_norm is not None and layer.k_norm is not None:
-                qkv = f.head_norm(qkv, self.heads, layer.q_norm, layer.k_norm, eps)
-            qkv = f.rope(qkv, self.heads, self.cos, self.sin)
-            x = f.add(x, layer.out(f, f.attention(qkv, self.heads, number, self.config.window(number))))
-            wide = layer.gate_up(f, f.rms_norm(x, layer.feed_forward_norm, eps))
-            x = f.add(x, layer.down(f, f.gated(wide, self.config.activation)))
+            x = self.run_layer(f, layer, x, number, self.config.window(number))
             f.tap(number + 1, x)
-        return f.rms_norm(x, self.norm, eps)
+        return f.rms_norm(x, self.norm, self.config.norm_eps)
+
+    def run_layer(self, f: Forward, layer: Layer, x: Any, number: int, window: int | None = None) -> Any:
+        eps = self.config.norm_eps
+        qkv = layer.qkv(f, f.rms_norm(x, layer.attention_norm, eps))
+        if layer.q_norm is not None and layer.k_norm is not None:
+            qkv = f.head_norm(qkv, self.heads, layer.q_norm, layer.k_norm, eps)
+        qkv = f.rope(qkv, self.heads, self.cos, self.sin)
+        x = f.add(x, layer.out(f, f.attention(qkv, self.heads, number, window)))
+        return f.add(x, layer.feed_forward(f, f.rms_norm(x, layer.feed_forward_norm, eps)))
+
+    def extra_layer(self, weights: Weights) -> Layer:
+        return self.load_layer(self.config.num_layers, self.config, weights)
 
 
 def read(config: Any) -> dict[str, Any]:

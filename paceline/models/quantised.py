@@ -1,6 +1,7 @@
 """Quantised Hugging Face checkpoints, known by config, tensor names or dtypes, so that none is read as plain numbers.
 
-None of their methods is supported yet. GGUF files are another matter: their blocks say what they are.
+Of their methods one can be read: 8-bit floats in blocks (`fp8`). GGUF files are another matter: their blocks say what
+they are.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any
 import torch
 
 from paceline.errors import CheckpointError
+from paceline.models.fp8 import find_block
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-SUPPORTED = "supported: float checkpoints and GGUF files"
+SUPPORTED = "supported: float checkpoints, fp8 ones with weight_block_size, and GGUF files"
 
 # What the names of scales and packed matrices end in → who writes them.
 _MARKS = {
@@ -26,7 +28,7 @@ _MARKS = {
 
 def refuse_config(values: Any, label: str) -> None:
     """By a config's `quantization_config`: a dictionary, transformers' object, or nothing."""
-    if not values:
+    if not values or find_block(values) is not None:
         return
     given: dict[str, Any] = values if isinstance(values, dict) else getattr(values, "__dict__", {})
     method = given.get("quant_method") or ("bitsandbytes" if _is_bitsandbytes(given) else "an unnamed method")

@@ -15,7 +15,8 @@ from paceline.errors import CheckpointError, first_line
 from paceline.kernels.ops import Packed
 from paceline.models.config import ModelConfig
 from paceline.models.families import FAMILIES
-from paceline.models.gguf import GGUFFile
+from paceline.models.fp8 import Block, Scales, find_block
+from paceline.models.gguf import GGUFFile, GGUFTensor
 from paceline.models.json_file import read_object
 from paceline.models.quantised import refuse_names
 
@@ -38,10 +39,12 @@ class FolderSource:
             for name in self._handle(path).keys():  # noqa: SIM118 - a safetensors handle is not a dict
                 if not IGNORED.search(name):
                     self._files[name] = path
-        refuse_names(self._files, self.label)
+        self._scales = Scales(self._files, _block_of(folder), self.label)
+        self._names = self._files.keys() - self._scales.names
+        refuse_names(self._names, self.label)
 
     def names(self) -> Collection[str]:
-        return self._files.keys()
+        return self._names
 
     def kind(self, name: str) -> str:
         return "float"
@@ -50,6 +53,13 @@ class FolderSource:
         """The files' readers keep nothing that was read."""
 
     def read(self, name: str) -> Tensor:
+        return self._scales.scaled(name, self._read)
+
+    def stored(self, prefix: str) -> dict[str, Tensor]:
+        """Everything under a prefix as it lies in the files, scales too."""
+        return {name: self._read(name) for name in sorted(self._files) if name.startswith(prefix)}
+
+    def _read(self, name: str) -> Tensor:
         path = self._files[name]
         handle = self._handle(path)
         try:
@@ -62,6 +72,12 @@ class FolderSource:
         if path not in self._open:
             self._open[path] = _open_weights(path)
         return self._open[path]
+
+
+def _block_of(folder: Path) -> Block | None:
+    """What its config says of matrices in 8-bit blocks; a drafter's folder may have no config."""
+    config = folder / "config.json"
+    return find_block(read_object(config).get("quantization_config")) if config.is_file() else None
 
 
 def _open_weights(path: Path) -> Any:
@@ -121,9 +137,12 @@ class ModelSource:
         self.label = f"the {type(model).__name__} object"
         self.files: list[Path] = []
         self._state = {name: t for name, t in model.state_dict().items() if not IGNORED.search(name)}
+        block = find_block(getattr(model.config, "quantization_config", None))
+        self._scales = Scales(self._state, block, self.label)
+        self._names = self._state.keys() - self._scales.names
 
     def names(self) -> Collection[str]:
-        return self._state.keys()
+        return self._names
 
     def kind(self, name: str) -> str:
         return "float"
@@ -132,8 +151,7 @@ class ModelSource:
         """The weights are the user's."""
 
     def read(self, name: str) -> Tensor:
-        tensor: Tensor = self._state[name].detach()
-        return tensor
+        return self._scales.scaled(name, lambda name: self._state[name].detach())
 
 
 class GGUFSource:
@@ -155,17 +173,22 @@ class GGUFSource:
 
     def kind(self, name: str) -> str:
         tensor = self._tensors[name]
-        return tensor.kind if len(tensor.shape) == 2 and tensor.kind not in PLAIN else "float"
+        return tensor.kind if _is_packed(tensor) else "float"
 
     def read(self, name: str) -> Tensor | Packed:
         tensor = self._tensors[name]
         heads = self._heads.get(tensor.name.split(".")[-2], 0) if "." in tensor.name else 0
         if heads and tensor.shape and tensor.shape[0] % (2 * heads) == 0:  # another count is refused for its shape
             tensor = tensor.rows(half_split_order(tensor.shape[0], heads).numpy())
-        if len(tensor.shape) == 2 and tensor.kind not in PLAIN:
+        if _is_packed(tensor):
             packed: Packed = tensor
             return packed
         return tensor.dequantize(PLAIN.get(tensor.kind, torch.float32))
+
+
+def _is_packed(tensor: GGUFTensor) -> bool:
+    """Matrices and stacks of them; vectors are few and unpacked."""
+    return len(tensor.shape) in (2, 3) and tensor.kind not in PLAIN
 
 
 def half_split_order(rows: int, heads: int) -> Tensor:

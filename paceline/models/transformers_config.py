@@ -26,7 +26,12 @@ def read_config(folder: Path) -> ModelConfig:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        spelled = FAMILIES[kind].spelled
+        if spelled:  # transformers knows no such type
+            config = AutoConfig.for_model(spelled, **{name: raw[name] for name in raw if name != "model_type"})
+            config.model_type = kind
+        else:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except ZeroDivisionError:
         raise CheckpointError(f"{path} gives 0 where a count of at least 1 is needed") from None
     except Exception as error:

@@ -8,7 +8,7 @@ becomes a tensor of the model's dtype.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -70,22 +70,54 @@ class Weights:
     def unused(self) -> list[str]:
         return sorted(set(self.source.names()) - self.used)
 
-    def whole(self, name: str, shape: Shape) -> Tensor:
-        return self._dense(name, shape).to(self.device, self.dtype).contiguous()
+    def whole(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
+        return self._dense(name, shape).to(self.device, dtype or self.dtype).contiguous()
 
     def vectors(self, names: list[str], shapes: list[Shape]) -> Tensor:
         """Several vectors, joined."""
         return torch.cat([self.whole(name, shape) for name, shape in zip(names, shapes, strict=True)])
 
-    def matrix(self, names: list[str], shapes: list[Shape]) -> Weight:
-        """Several matrices, stacked into one weight."""
-        rows = sum(shape[0] for shape in shapes)
+    def matrix(self, names: list[str], shapes: list[Shape], exact: bool = False) -> Weight:
+        """Several matrices, stacked into one weight; exact: in float32 and as it is, whatever others are packed to."""
+        shape = sum(shape[0] for shape in shapes), shapes[0][1]
         parts = list(zip(names, shapes, strict=True))
-        return self._kept(names, (rows, shapes[0][1]), lambda: [self._read(name, shape) for name, shape in parts])
+        return self._kept(names, shape, lambda: [self._read(*part) for part in parts], exact)
+
+    def experts(self, count: int, names: list[str], shape: Shape, fused: str) -> Weight:
+        """The matrices of so many experts, each `names` of one shape, one expert under another, as the file has them:
+
+        `{expert}.{name}.weight` each; stacks `{name}.weight` of all experts' (GGUF); or one stack, `fused`.
+        """
+        rows, columns = shape
+        if self.has(fused):
+            stacks = {fused: (count, len(names) * rows, columns)}
+        else:
+            stacks = {f"{name}.weight": (count, rows, columns) for name in names}
+            if not self.has(next(iter(stacks))):
+                each = [f"{expert}.{name}.weight" for expert in range(count) for name in names]
+                return self.matrix(each, [shape] * len(each))
+
+        def read() -> list[Tensor | Packed]:
+            found = [self._read(name, whole) for name, whole in stacks.items()]
+            return [stack[e] if isinstance(stack, Tensor) else stack.part(e) for e in range(count) for stack in found]
+
+        return self._kept(list(stacks), (count * len(names) * rows, columns), read)
 
     def transposed(self, name: str, shape: Shape) -> Weight:
         """A matrix stored [in, out]; `shape` is [out, in]."""
         return self._kept([name], (shape[0], shape[1]), lambda: [self._dense(name, shape[::-1]).t()])
+
+    def derived(
+        self, name: str, shape: Shape, into: tuple[int, int], use: str, make: Callable[[Tensor], Sequence[Tensor]]
+    ) -> Weight:
+        """A weight [out, in] of matrices made from one of a file. use: tells what is made of the same one apart."""
+        return self._kept([name], into, lambda: list(make(self._dense(name, shape))), use=use)
+
+    def leave_out(self, prefix: str) -> int:
+        """Tensors under a prefix are another's business, hence none that nobody uses; how many there are."""
+        found = [name for name in self.source.names() if name.startswith(self.prefix + prefix)]
+        self.used.update(found)
+        return len(found)
 
     def vocabulary(self, embedding: str, head: str, shape: Shape, tied: bool) -> tuple[Weight, Weight]:
         """The embedding and the vocabulary head; when tied, one weight for both.
@@ -125,23 +157,31 @@ class Weights:
             one, other = one.to(self.dtype), other.to(self.dtype)
         return torch.equal(one, other.to(one.device))
 
-    def _kept(self, names: list[str], shape: tuple[int, int], read: Callable[[], list[Tensor | Packed]]) -> Weight:
+    def _kept(
+        self,
+        names: list[str],
+        shape: tuple[int, int],
+        read: Callable[[], list[Tensor | Packed]],
+        exact: bool = False,
+        use: str = "",
+    ) -> Weight:
         """A weight that was kept as it was packed, else what is read now."""
         full = [self.prefix + name for name in names]
-        key = " ".join(full)
+        key = " ".join([*full, use] if use else full)
         found = None if self.tiles is None else self.tiles.find(key, shape)
         if found is not None:
             self.used.update(full)
-            self.kinds.update(map(self.source.kind, full))
+            self.kinds.update(() if exact else map(self.source.kind, full))
             return found
-        packed = self._pack(read())
+        packed = self._pack(read(), exact)
         if self.tiles is not None:
             self.tiles.add(key, packed)
         return packed
 
-    def _pack(self, parts: list[Tensor | Packed]) -> Weight:
-        self.kinds.update("float" if isinstance(part, Tensor) else part.kind for part in parts)
-        packed = self.ops.pack(parts, self.dtype, self.device)
+    def _pack(self, parts: list[Tensor | Packed], exact: bool = False) -> Weight:
+        kinds = ("float" if isinstance(part, Tensor) else part.kind for part in parts)
+        self.kinds.update(() if exact else kinds)
+        packed = self.ops.pack(parts, torch.float32 if exact else self.dtype, self.device, exact)
         self.source.release()
         return packed
 

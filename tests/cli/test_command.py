@@ -58,6 +58,7 @@ def test_every_command_reads_its_words_this_way() -> None:
         "batch",
         "compare",
         "sweep",
+        "extract-mtp",
         "models list",
         "models fetch",
         "models remove",
@@ -296,4 +297,4 @@ def test_the_librarys_own_warnings_are_told_once_and_the_log_is_left_as_it_was(c
 def test_help_says_where_the_tables_are(path: str) -> None:
     result = RUNNER.invoke(app, [*path.split()[1:], "--help"])
     assert result.exit_code == 0
-    assert ("docs/coming-from" in result.stdout) == (path.split()[1] != "models")
+    assert ("docs/coming-from" in result.stdout) == (path.split()[1] not in ("models", "extract-mtp"))

@@ -137,3 +137,18 @@ def test_what_the_engine_refuses_is_refused_before_anything_is_fetched(monkeypat
     result = RUNNER.invoke(app, ["generate", "hello", "--tp_size", "2"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "--tensor-parallel-size 2 is not supported yet; allowed: 1 (one device)\n"
+
+
+@pytest.mark.parametrize(
+    "typed, on",
+    [
+        ("", True),
+        ("--no-mla-use-matrix-absorption", False),
+        ("--mla_use_matrix_absorption", True),
+        ("--mla_use_matrix_absorption 1", True),
+        ("--mla_use_matrix_absorption 0", False),
+    ],
+)
+def test_what_is_on_unless_it_is_said_may_be_said_in_foreign_words(typed: str, on: bool) -> None:
+    context = GROUP.commands["generate"].make_context("generate", [*typed.split(), "hello"])
+    assert options.read(EngineOptions, context.params).get("mla_use_matrix_absorption", True) is on

@@ -102,7 +102,10 @@ def app_command(path: str) -> Any:
         ("generate x --temperature warm", "--temperature warm is not allowed; allowed: a number"),
         ("generate x --stop-token-id a", "--stop-token-id a is not allowed; allowed: a whole number"),
         ("compare --rounds x", "--rounds x is not allowed; allowed: a whole number"),
-        ("generate x --drafter mtp", "drafter 'mtp', an MTP module, is known but cannot be loaded yet"),
+        (
+            "generate x --drafter speculators",
+            "drafter 'speculators', a drafter in the speculators format, is known",
+        ),
         ("generate x --model ~nobody-here/x", "model '~nobody-here/x' was not found"),
     ],
 )

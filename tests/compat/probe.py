@@ -27,6 +27,7 @@ OPTIONS: dict[str, Any] = {
     "stop": list[str] | None,
     "stop_token_id": list[int] | None,
     "prefix_caching": bool | None,
+    "mla_use_matrix_absorption": bool | None,
     "ignore_eos": bool | None,
     **dict.fromkeys(("model", "dtype", "device", "quantization", "template", "acceptance"), str | None),
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty", "gpu_memory_utilization"), float | None),

@@ -16,6 +16,7 @@ from paceline.errors import OptionError
 from tests.drafters.tiny_eagle import tiny_eagle
 from tests.drafters.tiny_medusa import medusa
 from tests.drafters.tiny_mlp import mlp
+from tests.drafters.tiny_mtp import tiny_mtp, write_mimo
 from tests.drafters.tiny_readers import shared, write_pard
 from tests.fakes import tiny_llm, tiny_model
 
@@ -42,6 +43,10 @@ METHODS: list[tuple[str, Callable[[Path], str] | None, dict[str, Any], str, int]
     ("peagle", lambda folder: tiny_eagle("parallel"), {}, "eagle", 5),
     ("dflash", lambda folder: shared("dflash"), {}, "dflash", 3),
     ("dflash", lambda folder: shared("dflash"), PARALLEL, "dflash", 3),
+    ("mtp", lambda folder: tiny_mtp("mimo"), {}, "mtp", 1),
+    ("deepseek_mtp", lambda folder: tiny_mtp("deepseek", 2), {}, "mtp", 2),
+    ("mimo_mtp", lambda folder: tiny_mtp("mimo"), {}, "mtp", 1),
+    ("glm4_moe_mtp", lambda folder: tiny_mtp("deepseek"), {}, "mtp", 1),
 ]
 
 
@@ -60,6 +65,14 @@ def test_a_method_drafts(
         answers = [out.outputs[0] for out in llm.generate(PROMPTS, params)]
         assert [answer.token_ids for answer in answers] == plain
         assert sum(sum(answer.stats.proposed) for answer in answers) > 0
+
+
+@pytest.mark.parametrize("method", ["mtp", "mimo_mtp"])
+def test_a_target_that_brings_its_own_modules_needs_no_other_model(method: str, tmp_path: Path) -> None:
+    words = {"method": method, "num_speculative_tokens": 2}
+    llm = LLM(write_mimo(tmp_path), kernels="reference", max_model_len=64, speculative_config=words)
+    drafter = llm.engine.drafter
+    assert drafter is not None and (drafter.name, drafter.max_nodes) == ("mtp", 2)
 
 
 def test_every_method_of_a_drafter_that_loads_is_shown() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline import (
+    MTP,
     DFlash,
     DraftModel,
     Eagle,
@@ -30,6 +31,7 @@ from tests.drafters.tiny_eagle import tiny_eagle
 from tests.drafters.tiny_hydra import knowing_hydra
 from tests.drafters.tiny_medusa import knowing_medusa
 from tests.drafters.tiny_mlp import knowing_mlp
+from tests.drafters.tiny_mtp import tiny_mtp
 from tests.drafters.tiny_readers import shared
 from tests.fakes import DrawnTree, Hopeless, Oracle, Recorded, Replay, tiny_model
 
@@ -77,5 +79,8 @@ DRAFTERS: dict[str, Callable[[Recorded], Any]] = {
     "eagle3": lambda known: Eagle(tiny_eagle("third"), 4),
     "eagle3_short": lambda known: Eagle(tiny_eagle("third"), 4, min_probability=0.01),
     "peagle": lambda known: Eagle(tiny_eagle("parallel"), 4),
+    "mtp": lambda known: MTP(tiny_mtp("deepseek", copies=True), 3),
+    "mtp_turns": lambda known: MTP(tiny_mtp("mimo", 2), 3),
+    "mtp_each": lambda known: MTP(tiny_mtp("mimo", 3), min_probability=0.001),
     "first_on_device": lambda known: FirstOf(NGram(5, min_match=1, max_match=3), DraftModel(tiny_model(), 3)),
 }

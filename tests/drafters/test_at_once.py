@@ -22,7 +22,9 @@ from tests.fakes import tiny_model
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels are not built here")
 
-CHAINS = ("eagle", "eagle3", "draft_model", "draft_is_target", "glide", "glide_layers", "mlp_speculator", "hydra")
+CHAINS = (
+    *("eagle", "eagle3", "draft_model", "draft_is_target", "glide", "glide_layers", "mlp_speculator", "hydra", "mtp"),
+)
 Drafted = list[list[list[int]]]  # by round, by sequence
 
 

@@ -21,6 +21,7 @@ from paceline.kernels.training import Sequences, run_dense, weights_of
 from tests.drafters.equations import Spy, State, doubled, feed_forward, keys_and_values, look, rms, turn
 from tests.drafters.tiny_readers import glide_state, large_model, llm_with, shared, write_glide
 from tests.fakes import VOCAB, tiny_model
+from tests.models.tiny_deepseek import tiny_deepseek
 
 EPS, THETA, LARGE_THETA = 1e-5, 5000.0, 10000.0
 PROMPTS = [[(5 * i * i + 3 * i + n) % VOCAB for i in range(9 + 5 * n)] for n in range(3)]
@@ -250,6 +251,11 @@ def test_a_target_whose_keys_are_not_turned_is_refused() -> None:
     target = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
     with pytest.raises(PacelineError, match="a GLIDE drafter, whose targets turn their keys; this one does not"):
         llm_with(target, Glide(shared("glide")), max_model_len=64)
+
+
+def test_a_target_that_caches_one_row_for_all_heads_is_refused() -> None:
+    with pytest.raises(PacelineError, match="looks at its target's keys and values; a deepseek_v3 model makes them of"):
+        llm_with(tiny_deepseek("dense"), Glide(shared("glide")), max_model_len=64)
 
 
 def test_a_draft_length_below_one_is_refused() -> None:

@@ -137,8 +137,8 @@ def test_a_draft_model_that_is_none_is_refused_unfetched(there: Hub) -> None:
     mtp = there.repository(
         "owner/large", {"config.json": PLAIN, "model.safetensors": ["model.layers.61.eh_proj.weight"]}
     )
-    with pytest.raises(OptionError, match="owner/large holds an MTP module, which is known but cannot be loaded yet"):
-        LLM(tiny_model(), mtp, kernels="reference", max_model_len=32)
+    with pytest.raises(OptionError, match="owner/large holds an MTP module, not a draft model; write mtp:model="):
+        LLM(tiny_model(), DraftModel(mtp), kernels="reference", max_model_len=32)
     assert set(there.sent) == {"config.json"}
 
 

@@ -96,10 +96,10 @@ def test_layers_that_are_not_there_or_have_another_shape_are_refused_by_the_nati
     inputs = network.inputs(table.pack([Work(0, 0, 3)]))
     for caches, message in (
         ([own], "looks at cache layer 1; given: 1 layers"),
-        ([own, own], "layer 1 holds 2 heads of 8 values, but the description looks at 2 of 16"),
-        ([own, (*target, target[0])], "keys and values of one shape"),
-        ([own, (target[0], own[1])], "keys and values of one shape"),
-        ([own, target[:1]], "keys and values of one shape"),
+        ([own, own], "layer 1 holds 2 heads of 8 values, but the description looks at 2 heads of 16 values"),
+        ([own, (*target, target[0])], "keys and values of as many heads"),
+        ([own, (target[0], own[1])], "layer 1 holds 2 heads of 16 values and 2 heads of 8 values, but"),
+        ([own, target[:1]], "keys and values of as many heads, or of one row for all heads"),
     ):
         with pytest.raises(ValueError, match=message):
             network.ops.run(network, inputs, caches, (), None)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.drafters.tree import Proposal, paths
 from paceline.kernels.cpu.library import library
-from paceline.kernels.ops import TOGETHER
+from paceline.kernels.ops import TOGETHER, LayerCache
 from paceline.models import loader
 from paceline.models.batch import Work
 from tests.kernels.tiny import CPU, GATED, VOCAB, Table, path_of, random_tree, same_bits, tokens
@@ -22,11 +22,27 @@ LONGEST = 700
 STRETCH = 128  # as in csrc/packed.h
 ENDS = (STRETCH - 1, STRETCH, STRETCH + 1, 2 * STRETCH, 500, 640)
 SHAPE = {**GATED, "max_position_embeddings": LONGEST}
-CONFIGS = {  # one kv head for all, two, as many as query heads; widths with and without a loop of their own; windows
+
+
+def deepseek(**widths: int) -> transformers.DeepseekV3Config:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "first_k_dense_replace": 2}
+    sizes |= {"q_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "max_position_embeddings": LONGEST}
+    config = transformers.DeepseekV3Config(vocab_size=VOCAB, initializer_range=0.2, **{**sizes, **widths})
+    config.num_key_value_heads = config.num_attention_heads
+    return config
+
+
+# One kv head for all, two, as many as query heads; widths with and without a loop of their own; windows; one row for
+# all heads, and values of a width of their own.
+CONFIGS = {
     "64": transformers.LlamaConfig(**{**SHAPE, "num_key_value_heads": 1}, head_dim=64),
     "128": transformers.LlamaConfig(**SHAPE, head_dim=128),
     "8": transformers.LlamaConfig(**{**SHAPE, "num_key_value_heads": 4}),
     "window": transformers.MistralConfig(**SHAPE, sliding_window=200, head_dim=64),
+    "latent": deepseek(num_attention_heads=20, kv_lora_rank=128, v_head_dim=16),
+    "latent_any": deepseek(num_attention_heads=5, kv_lora_rank=20, v_head_dim=10),
+    "naive": deepseek(num_attention_heads=4, kv_lora_rank=20, v_head_dim=64),
+    "naive_any": deepseek(num_attention_heads=3, kv_lora_rank=20, v_head_dim=10),
 }
 
 
@@ -43,7 +59,10 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def load(name: str, kernels: str) -> loader.Loaded:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]).eval().float()
-    return loader.build(loader.find(model), torch.float32, CPU, kernels, LONGEST)
+    found = loader.find(model)
+    if "naive" in name:
+        found.config = found.config.naive()
+    return loader.build(found, torch.float32, CPU, kernels, LONGEST)
 
 
 def table_of(name: str, kernels: str = "native", block_size: int = 16) -> Table:
@@ -138,6 +157,11 @@ def test_the_size_of_pages_does_not_reach_a_result(name: str, block_size: int, p
     assert same_bits(results[0], results[1])
 
 
+def is_key(layer: LayerCache, part: int) -> bool:
+    """What a layer of one part holds is as much a value."""
+    return part == 0 and len(layer) == 2
+
+
 def rows_of(tensor: Tensor, are_keys: bool) -> Tensor:
     """[cache rows, heads, D] of what the native kernels keep: a head's keys lie sixteen together, column by column."""
     if not are_keys:
@@ -156,12 +180,12 @@ def test_rows_are_moved_as_if_all_were_read_first(name: str) -> None:
     table = table_of(name, block_size=24)
     table.run([Work(0, 0, 60)])
     source, target = torch.tensor([3, 4, 20, 17, 50]), torch.tensor([2, 3, 17, 20, 4])
-    before = [[rows_of(part, i == 0) for i, part in enumerate(layer)] for layer in table.cache.layers]
+    before = [[rows_of(part, is_key(layer, i)) for i, part in enumerate(layer)] for layer in table.cache.layers]
     table.loaded.model.ops.keep(table.cache.layers, source, target)
     for layer, parts in zip(table.cache.layers, before):
         for i, part in enumerate(parts):
             part[target] = part[source]
-            assert same_bits(rows_of(layer[i], i == 0), part)
+            assert same_bits(rows_of(layer[i], is_key(layer, i)), part)
 
 
 def test_a_cache_that_lies_otherwise_is_refused() -> None:

@@ -22,6 +22,7 @@ from paceline.models import loader
 from paceline.models.batch import Batch, Nodes, Work, pack
 from tests.models.gguf_files import SCALES, their_name
 from tests.models.gguf_files import write as write_gguf
+from tests.models.tiny_deepseek import PACKABLE, build, tiny_deepseek
 
 CPU = torch.device("cpu")
 VOCAB = 97
@@ -43,6 +44,15 @@ CONFIGS = {  # head widths 8, 16, 64 and 128; odd columns; windows; both norms; 
     "llama_128": transformers.LlamaConfig(**GATED, head_dim=128),
     "llama_odd": transformers.LlamaConfig(**{**GATED, "intermediate_size": 47}, head_dim=6),
     "qwen3": transformers.Qwen3Config(**GATED, head_dim=16),
+    "mixtral": transformers.MixtralConfig(**GATED, num_local_experts=4),
+    "qwen3_moe": transformers.Qwen3MoeConfig(
+        **{**GATED, "num_hidden_layers": 3},
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=23,
+        mlp_only_layers=[1],
+        head_dim=16,
+    ),
     "mistral_window": transformers.MistralConfig(**GATED, sliding_window=8),
     "mistral_window_64": transformers.MistralConfig(**GATED, sliding_window=7, head_dim=64),
     "gpt2": transformers.GPT2Config(
@@ -53,9 +63,16 @@ CONFIGS = {  # head widths 8, 16, 64 and 128; odd columns; windows; both norms; 
         **OPT, word_embed_proj_dim=16, do_layer_norm_before=False, activation_function="gelu"
     ),
 }
-PACKED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "K_mixed")
+EXPERTS = {"experts_Q4_1": "mixtral", "experts_Q8_0": "qwen3moe"}
+PACKED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "K_mixed", *EXPERTS, "experts_K_mixed")
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-ALL = (*CONFIGS, *HALVES, *PACKED)
+LATENT: dict[str, dict[str, Any]] = {
+    "latent": {},
+    "latent_naive": {"absorbed": False},
+    "latent_int8": {"quantization": "int8"},
+    "latent_int4": {"quantization": "int4"},
+}
+ALL = (*CONFIGS, *HALVES, *PACKED, *LATENT)
 
 
 def make(name: str) -> Any:
@@ -73,12 +90,14 @@ def make(name: str) -> Any:
 def load(name: str, kernels: str = "native") -> loader.Loaded:
     if name in CONFIGS or name in HALVES:
         return loader.build(loader.find(make(name)), torch.float32, CPU, kernels, LONGEST)
+    if name in LATENT:
+        return build(tiny_deepseek("experts_yarn", **PACKABLE), kernels, **LATENT[name])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
-        if name == "K_mixed":
-            write_mixed(path)
+        if name.endswith("K_mixed"):
+            write_mixed(path, num_experts=5 if name.startswith("experts") else 0)
         else:
-            write_gguf(path, "llama", gguf.GGMLQuantizationType[name])
+            write_gguf(path, EXPERTS.get(name, "llama"), gguf.GGMLQuantizationType[name.removeprefix("experts_")])
         return loader.build(loader.find(path, tokenizer=object()), torch.float32, CPU, kernels, 128)
 
 
@@ -100,8 +119,11 @@ def packed(kind: str, rows: int, columns: int, seed: int = 0) -> Blocks:
     return Blocks(kind, (rows, columns), random_blocks(kind, rows, columns, seed))
 
 
-def write_mixed(path: Path, spoil: Any = None) -> Path:
-    """A llama whose fused weights mix Q4_K with Q6_K; `spoil(name, blocks)` may damage its blocks."""
+def write_mixed(path: Path, spoil: Any = None, num_experts: int = 0) -> Path:
+    """A llama whose fused weights mix Q4_K with Q6_K; `spoil(name, blocks)` may damage its blocks.
+
+    With experts two are chosen for a row.
+    """
     sizes = {"embed": VOCAB, "wide": 256}
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(2)
@@ -113,6 +135,9 @@ def write_mixed(path: Path, spoil: Any = None) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_eos_token_id(2)
+    if num_experts:
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(2)
     layer = {
         "self_attn.q_proj": ("Q4_K", 256),
         "self_attn.k_proj": ("Q4_K", 128),
@@ -128,9 +153,15 @@ def write_mixed(path: Path, spoil: Any = None) -> Path:
         blocks = random_blocks(kind, rows, 256, seed, spread=0.4)
         if spoil is not None:
             spoil(name, blocks)
-        writer.add_tensor(their_name(f"{name}.weight"), blocks, raw_dtype=gguf.GGMLQuantizationType[kind])
+        spelt = their_name(f"{name}.weight")
+        if num_experts and ".mlp." in name:
+            blocks = random_blocks(kind, num_experts * rows, 256, seed, spread=0.4).reshape(num_experts, rows, -1)
+            spelt = spelt.replace(".weight", "_exps.weight")
+        writer.add_tensor(spelt, blocks, raw_dtype=gguf.GGMLQuantizationType[kind])
     rng = np.random.default_rng(99)
     for n in range(2):
+        if num_experts:
+            writer.add_tensor(f"blk.{n}.ffn_gate_inp.weight", rng.normal(0, 0.1, (num_experts, 256)).astype(np.float32))
         for name in ("input_layernorm", "post_attention_layernorm"):
             norm = rng.normal(1.0, 0.2, 256).astype(np.float32)
             writer.add_tensor(their_name(f"model.layers.{n}.{name}.weight"), norm)
@@ -153,9 +184,9 @@ class Table:
         self.slots = Slots(num_slots, longest, pages, CPU)
         self.cache = KVCache(PagePool(num_slots * pages, block_size), CPU)
         self.cache.layers = self.cache.add_layers(loaded.model.layer_specs(torch.float32))
-        for keys, values in self.cache.layers:  # what was never written must not be read
-            keys.fill_(1e3)
-            values.fill_(-1e3)
+        for layer in self.cache.layers:  # what was never written must not be read
+            for part, value in zip(layer, (1e3, -1e3)):
+                part.fill_(value)
         order = 1 + np.random.default_rng(7).permutation(num_slots * pages).reshape(num_slots, pages)
         for slot in range(num_slots):
             self.slots.pages.write(slot, 0, order[slot].tolist())

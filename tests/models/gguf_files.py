@@ -40,6 +40,8 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
@@ -55,6 +57,17 @@ MODELS = {
     "llama": (transformers.LlamaConfig, {}),
     "qwen2": (transformers.Qwen2Config, {}),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 32}),
+    "mixtral": (transformers.MixtralConfig, {"num_local_experts": 4, "rope_theta": 10000.0}),
+    "qwen3moe": (
+        transformers.Qwen3MoeConfig,
+        {
+            "head_dim": 32,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
     "gemma3": (
         transformers.Gemma3TextConfig,
         {"head_dim": 32, "num_hidden_layers": 7, "sliding_window": 8, "query_pre_attn_scalar": 32},
@@ -65,6 +78,10 @@ GEMMA = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+
+
+ARCHITECTURES = {"mixtral": "llama"}  # others call themselves as we do
+INTERLEAVED = ("llama", "mixtral")
 
 
 def their_name(name: str, model: str = "llama") -> str:
@@ -84,27 +101,38 @@ def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
 def write(path: Path, kind: str, quantise: gguf.GGMLQuantizationType | None, **changes: Any) -> Any:
     """A random model as a file; `changes` are metadata, by the last words of their keys, None to leave one out."""
     model = make(kind)
-    writer = gguf.GGUFWriter(path, kind)
+    spelt = ARCHITECTURES.get(kind, kind)
+    writer = gguf.GGUFWriter(path, spelt)
     for key, value in {**metadata(model.config, kind), **changes}.items():
-        add(writer, key if key.startswith("tokenizer.") else f"{kind}.{key}", value)
+        add(writer, key if key.startswith("tokenizer.") else f"{spelt}.{key}", value)
     for name, tensor in model.state_dict().items():
         data = tensor.numpy()
         if kind == "gemma3" and name == "lm_head.weight":
             continue  # the embedding again
         if kind == "gemma3" and data.ndim == 1:
             data = data + 1  # what norms are multiplied with
-        packs = quantise is not None and data.ndim == 2 and data.shape[1] % 32 == 0
+        packs = quantise is not None and data.ndim > 1 and data.shape[-1] % 32 == 0 and ".gate." not in name
         if packs:
             packed = gguf.quants.quantize(data, quantise)
             tensor.copy_(torch.from_numpy(gguf.quants.dequantize(packed, quantise)))
-        if kind == "llama" and (".q_proj" in name or ".k_proj" in name):
+        if kind in INTERLEAVED and (".q_proj" in name or ".k_proj" in name):
             data = interleave(data, 4 if ".q_proj" in name else 2)
-        if packs:
-            writer.add_tensor(their_name(name, kind), gguf.quants.quantize(data, quantise), raw_dtype=quantise)
-        else:
-            writer.add_tensor(their_name(name, kind), data)
+        for theirs, part in _parts(name, data, kind).items():
+            if packs:
+                writer.add_tensor(theirs, gguf.quants.quantize(part, quantise), raw_dtype=quantise)
+            else:
+                writer.add_tensor(theirs, part)
     finish(writer)
     return model
+
+
+def _parts(name: str, data: np.ndarray, kind: str) -> dict[str, np.ndarray]:
+    """A tensor of transformers' as a file has it: gates and ups of all experts are two stacks."""
+    if not name.endswith("gate_up_proj"):
+        return {their_name(name if name.endswith((".weight", ".bias")) else f"{name}.weight", kind): data}
+    wide, number = data.shape[1] // 2, name.split(".")[2]
+    halves = {"gate": data[:, :wide], "up": data[:, wide:]}
+    return {f"blk.{number}.ffn_{half}_exps.weight": np.ascontiguousarray(part) for half, part in halves.items()}
 
 
 def make(kind: str) -> Any:
@@ -126,8 +154,11 @@ def metadata(config: Any, kind: str) -> dict[str, Any]:
         "attention.head_count": 4,
         "attention.head_count_kv": 2,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "attention.key_length": None if kind in ("llama", "qwen2") else 32,
+        "attention.key_length": None if kind in ("llama", "qwen2", "mixtral") else 32,
         "attention.sliding_window": 8 if kind == "gemma3" else None,
+        "expert_count": getattr(config, "num_local_experts", None),
+        "expert_used_count": getattr(config, "num_experts_per_tok", None),
+        "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
         "rope.freq_base": 1e6 if kind == "gemma3" else 10000.0,
         "tokenizer.ggml.eos_token_id": 2,
     }

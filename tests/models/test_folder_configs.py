@@ -48,7 +48,7 @@ def test_an_unsupported_model_is_refused_naming_those_supported(folder: Path) ->
 
 def test_unsupported_rope_scaling_is_refused(folder: Path) -> None:
     configure(folder, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
-    refuse(folder, "'dynamic'", "default, linear, llama3")
+    refuse(folder, "'dynamic'", "default, linear, llama3, yarn")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,11 @@ def test_what_a_family_does_not_know_of_is_ignored_as_transformers_ignores_it(fo
     "values, method",
     [
         ({"quant_method": "gptq", "bits": 4}, "gptq"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "static"}, "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e5m2"}, "fp8"),
         ({"load_in_8bit": True}, "bitsandbytes"),
         ({"bits": 4}, "unnamed"),
         ("gptq", "unnamed"),

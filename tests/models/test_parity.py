@@ -26,6 +26,7 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 GATED = {**SHAPE, "intermediate_size": 48, "num_key_value_heads": 2}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -33,6 +34,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 OPT = {**{k: v for k, v in SHAPE.items() if k != "initializer_range"}, "ffn_dim": 48, "init_std": 0.2}
 CONFIGS = {
     "llama": transformers.LlamaConfig(**GATED),
@@ -41,12 +43,25 @@ CONFIGS = {
     ),
     "llama_mha": transformers.LlamaConfig(**{**GATED, "num_key_value_heads": 4}),
     "llama3_rope": transformers.LlamaConfig(**GATED, rope_scaling=LLAMA3),
+    "llama_yarn": transformers.LlamaConfig(**GATED, rope_scaling={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}),
+    "llama_yarn_said": transformers.LlamaConfig(
+        **GATED, rope_scaling={**YARN, "attention_factor": 1.3, "truncate": False, "beta_fast": 4, "beta_slow": 2}
+    ),
     "llama_linear_rope": transformers.LlamaConfig(**GATED, rope_scaling={"rope_type": "linear", "factor": 4.0}),
     "mistral": transformers.MistralConfig(**GATED, sliding_window=None),
     "mistral_window": transformers.MistralConfig(**GATED, sliding_window=8),
     "qwen2": transformers.Qwen2Config(**GATED),
+    "qwen2_yarn": transformers.Qwen2Config(**GATED, rope_scaling=YARN),
     "qwen2_window": transformers.Qwen2Config(**GATED, use_sliding_window=True, sliding_window=8, max_window_layers=1),
     "qwen3": transformers.Qwen3Config(**GATED, head_dim=16),
+    "mixtral": transformers.MixtralConfig(**GATED, num_local_experts=4),
+    "mixtral_window": transformers.MixtralConfig(
+        **GATED, num_local_experts=5, num_experts_per_tok=3, sliding_window=8, head_dim=16
+    ),
+    "qwen3_moe": transformers.Qwen3MoeConfig(**GATED, **EXPERTS, norm_topk_prob=True, attention_bias=True),
+    "qwen3_moe_some": transformers.Qwen3MoeConfig(
+        **{**GATED, "num_hidden_layers": 4}, **EXPERTS, decoder_sparse_step=2, mlp_only_layers=[3], head_dim=16
+    ),
     "gemma3": transformers.Gemma3TextConfig(
         **{**GATED, "num_hidden_layers": 7}, head_dim=16, sliding_window=8, query_pre_attn_scalar=24
     ),
@@ -105,7 +120,9 @@ def test_taps_are_the_residual_stream(name: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["one", "shards", "bin", "bin_shards"])
-@pytest.mark.parametrize("name", ["llama", "llama_tied_biased", "qwen3", "gpt2", "opt_350m"])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama_tied_biased", "qwen3", "mixtral", "qwen3_moe_some", "gpt2", "opt_350m"]
+)
 def test_every_file_layout_loads_the_same_model(name: str, layout: str, tmp_path: Path) -> None:
     model = make(name)
     write(model, tmp_path, layout)

@@ -21,6 +21,7 @@ KINDS = ("W4", "W5", "W8", "K4", "K5", "K6", "F32", "BF16", "F16")
 OPERATIONS = (
     *("embed", "input", "positions", "quantise", "linear", "rms_norm", "layer_norm", "activation", "gated"),
     *("add", "multiply", "scale", "concat", "columns", "head_norm", "rope", "store", "attention", "tap"),
+    *("per_head", "route", "sort", "spread", "experts", "expert_gated", "combine"),
 )
 
 
@@ -48,7 +49,10 @@ class Buffer(Structure):
 
 
 class Layer(Structure):
-    _fields_ = [("keys", c_void_p), ("values", c_void_p), *((n, c_int64) for n in ("rows", "heads", "width"))]
+    _fields_ = [
+        *((n, c_void_p) for n in ("keys", "values")),
+        *((n, c_int64) for n in ("rows", "heads", "width", "value_width")),
+    ]
 
 
 class Program(Structure):

@@ -28,7 +28,7 @@ from paceline.kernels.cpu.library import (
     library,
     missing,
 )
-from paceline.kernels.cpu.recording import Recording
+from paceline.kernels.cpu.recording import Recording, Shapes
 from paceline.kernels.ops import TOGETHER, Describes, Head, Hidden, Inputs, LayerCache, Packed, Weight
 from paceline.kernels.quantise import quantise
 
@@ -83,32 +83,46 @@ class Layers:
         self.caches = caches
         self.fits: Recording | None = None  # the description they were last compared with
         for layer in caches:
-            rows, _, width = shape = layer[0].shape
-            lies = (width, rows * width, 1)  # a head's rows side by side
-            if (
-                len(layer) != 2
-                or rows % TOGETHER
-                or any(t.dtype != torch.float32 or t.shape != shape or t.stride() != lies for t in layer)
-            ):
+            if not _fits(layer):
                 raise ValueError(
-                    "the native kernels need layers of keys and values of one shape: a float32 cache, its rows head by "
-                    f"head and {TOGETHER} at a time"
+                    "the native kernels need layers of keys and values of as many heads, or of one row for all heads: "
+                    f"a float32 cache, its rows head by head and {TOGETHER} at a time"
                 )
-        self.array = (Layer * len(caches))(*(Layer(k.data_ptr(), v.data_ptr(), *k.shape) for k, v in caches))
+        self.array = (Layer * len(caches))(*(_layer(*layer) for layer in caches))
         self.address = ctypes.addressof(self.array)
 
     def check(self, recording: Recording) -> None:
         """The layers a description looks at are there, in the shapes it says."""
-        for number, (heads, width) in recording.looks.items():
+        for number, shapes in recording.looks.items():
             if not 0 <= number < len(self.caches):
                 raise ValueError(f"the description looks at cache layer {number}; given: {len(self.caches)} layers")
-            found = tuple(self.caches[number][0].shape[1:])
-            if found != (heads, width):
+            found = tuple((part.shape[1], part.shape[2]) for part in self.caches[number])
+            if found != shapes:
                 raise ValueError(
-                    f"cache layer {number} holds {found[0]} heads of {found[1]} values, but the description looks at "
-                    f"{heads} of {width}"
+                    f"cache layer {number} holds {_told(found)}, but the description looks at {_told(shapes)}"
                 )
         self.fits = recording
+
+
+def _fits(layer: LayerCache) -> bool:
+    """A head's rows lie side by side; of one part there is one head."""
+    rows, heads = layer[0].shape[:2]
+    return (
+        rows % TOGETHER == 0
+        and (len(layer) == 2 or (len(layer) == 1 and heads == 1))
+        and all(part.dtype == torch.float32 and part.shape[:2] == (rows, heads) for part in layer)
+        and all(part.stride() == (part.shape[2], rows * part.shape[2], 1) for part in layer)
+    )
+
+
+def _layer(keys: Tensor, values: Tensor | None = None) -> Layer:
+    if values is None:
+        return Layer(keys.data_ptr(), None, *keys.shape, 0)
+    return Layer(keys.data_ptr(), values.data_ptr(), *keys.shape, values.shape[2])
+
+
+def _told(shapes: Shapes) -> str:
+    return " and ".join(dict.fromkeys(f"{heads} heads of {width} values" for heads, width in shapes))
 
 
 class NativeOps:
@@ -125,21 +139,23 @@ class NativeOps:
         self._recordings: weakref.WeakKeyDictionary[Any, Recording] = weakref.WeakKeyDictionary()
         self._layers: Layers | None = None
 
-    def pack(self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device) -> Weight:
+    def pack(
+        self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device, exact: bool = False
+    ) -> Weight:
         if device.type != "cpu" or dtype != torch.float32:
             raise OptionError(f"the native kernels compute in float32 on a CPU, not in {dtype} on {device}")
         columns = int(parts[0].shape[1])
         if any(int(part.shape[1]) != columns for part in parts):
             shapes = ", ".join(str(tuple(part.shape)) for part in parts)
             raise OptionError(f"matrices of one weight need the same columns, but they are {shapes}")
-        packed = NativeWeight([self._segment(part, columns) for part in parts], columns)
+        packed = NativeWeight([self._segment(part, columns, exact) for part in parts], columns)
         return Weight(packed, (packed.rows, columns))
 
-    def _segment(self, part: Tensor | Packed, columns: int) -> tuple[int, np.ndarray[Any, Any], int]:
+    def _segment(self, part: Tensor | Packed, columns: int, exact: bool) -> tuple[int, np.ndarray[Any, Any], int]:
         rows = int(part.shape[0])
         if not isinstance(part, Tensor) and part.kind not in SOURCES:
             part = part.dequantize()
-        if isinstance(part, Tensor) and self.quantization is not None:
+        if isinstance(part, Tensor) and self.quantization is not None and not exact:
             part = quantise(part, self.quantization)
         if not isinstance(part, Tensor):
             source = SOURCES.index(part.kind)
@@ -153,7 +169,7 @@ class NativeOps:
             tiles = self._tiles(kind, rows, columns)
             self.library.paceline_pack(source, raw.ctypes.data, rows, columns, tiles.ctypes.data)
             return kind, tiles, rows
-        dense = self._rounded(part.detach())
+        dense = part.detach() if exact else self._rounded(part.detach())
         kind = KINDS.index(_NARROW.get(dense.dtype, "F32"))
         values = (dense if dense.dtype in _NARROW else dense.float()).cpu().contiguous()
         tiles = self._tiles(kind, rows, columns)

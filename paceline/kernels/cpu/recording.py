@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.cpu.library import OPERATIONS, BatchStruct, Buffer, Op, Program
-from paceline.kernels.ops import ACTIVATIONS, FINAL, Describes, Heads, Inputs, Weight
+from paceline.kernels.ops import ACTIVATIONS, FINAL, SCORINGS, TOGETHER, Describes, Experts, Heads, Inputs, Weight
 
 NOTHING = -1
+Shapes = tuple[tuple[int, int], ...]
 
 
 class Value:
@@ -33,7 +34,7 @@ class Recorder:
         self.held: list[Any] = []  # tensors and weights the program points at
         self.named: dict[str, int] = {}  # inputs by name → width, in the order they are handed over
         self.bounds: list[str] = []  # the same of those that say how far a row sees
-        self.looks: dict[int, tuple[int, int]] = {}  # cache layer → its heads and their width
+        self.looks: dict[int, Shapes] = {}  # cache layer → heads and their width in each part
 
     def _op(self, code: str, width: int, a: Value | None = None, b: Value | None = None, **values: Any) -> Value:
         result = Value(len(self.widths), width)
@@ -85,6 +86,25 @@ class Recorder:
     def gated(self, x: Value, kind: str) -> Value:
         return self._op("gated", x.width // 2, x, n0=ACTIVATIONS.index(kind))
 
+    def experts(self, x: Value, scores: Value, experts: Experts) -> Value:
+        _check_experts(x, scores, experts)
+        how = experts.routing
+        rule: dict[str, Any] = {"n0": how.num_chosen, "n1": SCORINGS.index(how.scoring), "n2": how.normalised}
+        rule |= {"n3": how.num_groups, "n4": how.kept_groups, "f": how.factor}
+        if experts.bias is not None:
+            rule["w0"] = self._address(experts.bias)
+        gate_up, down = (
+            {"n0": how.num_chosen, "n1": scores.width, "w0": self._weight(stack)}
+            for stack in (experts.gate_up, experts.down)
+        )
+        routed = self._op("route", 2 * how.num_chosen + 3 * scores.width, scores, None, **rule)
+        self._op("sort", 0, routed, None, w1=down["w0"], **gate_up)
+        self._op("spread", 0, x, None, **gate_up)
+        self._op("experts", 0, x, None, **gate_up)  # x: floats are read where they are
+        self._op("expert_gated", 0, None, None, n2=ACTIVATIONS.index(experts.activation), **down)
+        self._op("experts", 0, None, None, n2=1, **down)
+        return self._op("combine", x.width, routed, n0=how.num_chosen)
+
     def add(self, x: Value, y: Value) -> Value:
         _check_width("add", y, x.width)
         return self._op("add", x.width, x, y)
@@ -127,7 +147,8 @@ class Recorder:
         scale: float | None = None,
         softcap: float | None = None,
     ) -> Value:
-        _check_width("attention", qkv, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim)
+        keys = (heads.num_heads + heads.num_kv_heads) * heads.head_dim
+        _check_width("attention", qkv, keys + heads.num_kv_heads * heads.value_width)
         self._op("store", 0, qkv, n3=layer, **_shape(heads))
         return self._look(qkv, heads, scale, softcap, n3=layer, n4=window or 0)
 
@@ -140,9 +161,29 @@ class Recorder:
         return self._look(q, heads, scale, softcap, n3=layer, n5=1 + self.bounds.index(below))
 
     def _look(self, q: Value, heads: Heads, scale: float | None, softcap: float | None, **places: int) -> Value:
-        self.looks[places["n3"]] = (heads.num_kv_heads, heads.head_dim)
+        self.looks[places["n3"]] = tuple((heads.num_kv_heads, d) for d in (heads.head_dim, heads.value_width))
         numbers = {"f": scale or 0.0, "g": softcap or 0.0}  # 0: the usual scale, no cap
-        return self._op("attention", heads.num_heads * heads.head_dim, q, None, **numbers, **places, **_shape(heads))
+        return self._op("attention", heads.num_heads * heads.value_width, q, None, **numbers, **places, **_shape(heads))
+
+    def latent_attention(self, q: Value, latent: Value, num_heads: int, rank: int, layer: int, scale: float) -> Value:
+        _check_width("latent_attention", q, num_heads * latent.width)
+        if not 0 < rank <= latent.width:
+            raise ValueError(f"a row of {latent.width} values has no {rank} of them to be looked at")
+        self.looks[layer] = ((1, latent.width),)
+        self._op("store", 0, latent, n3=layer, **_shape(Heads(0, 1, latent.width)))
+        together = max(count for count in range(1, TOGETHER + 1) if num_heads % count == 0)
+        shape = _shape(Heads(num_heads, num_heads // together, latent.width))
+        return self._op("attention", num_heads * rank, q, latent, f=scale, n3=layer, **shape)
+
+    def per_head(self, x: Value, weight: Weight, num_heads: int) -> Value:
+        segments = weight.data.segments
+        if len(segments) != num_heads or len({rows for _, _, rows in segments}) > 1:
+            raise ValueError(f"a weight for {num_heads} heads is packed from as many matrices of one shape")
+        kept = x.width // num_heads - weight.shape[1]
+        _check_width("per_head", x, num_heads * (max(0, kept) + weight.shape[1]))
+        numbers = {"n0": num_heads, "n1": kept, "w0": self._weight(weight)}
+        self._op("quantise", 0, x, None, **numbers)
+        return self._op("per_head", num_heads * kept + weight.shape[0], x, None, **numbers)
 
     def tap(self, boundary: int, x: Value) -> None:
         self._op("tap", 0, x, n0=boundary)
@@ -153,6 +194,25 @@ def _check_width(word: str, x: Value, width: int) -> None:
     """The library trusts widths: a row that is too narrow would be read beyond its end."""
     if x.width != width:
         raise ValueError(f"{word} was given a row of {x.width} values where {width} are needed")
+
+
+def _check_experts(x: Value, scores: Value, experts: Experts) -> None:
+    """Each stack holds as many alike parts as there are scores, and of the shapes that fit the rows."""
+    count, how = scores.width, experts.routing
+    narrow = experts.down.shape[1]
+    for name, weight, shape in (
+        ("gate_up", experts.gate_up, (2 * narrow, x.width)),
+        ("down", experts.down, (x.width, narrow)),
+    ):
+        segments = weight.data.segments
+        each = len(segments) // count
+        sizes = [sum(rows for _, _, rows in segments[e * each : (e + 1) * each]) for e in range(count)]
+        if weight.shape != (count * shape[0], shape[1]) or len(segments) % count or set(sizes) != {shape[0]}:
+            raise ValueError(f"experts was given {name} of {weight.shape} where {count} times {shape} are needed")
+    if not 1 <= how.num_chosen <= count // how.num_groups * how.kept_groups or count % how.num_groups:
+        raise ValueError(f"experts cannot be chosen by {how} from {count} scores")
+    if experts.bias is not None and experts.bias.shape != (count,):
+        raise ValueError(f"experts was given a bias of {tuple(experts.bias.shape)} where ({count},) are needed")
 
 
 def _check_heads(word: str, qkv: Value, heads: Heads) -> None:

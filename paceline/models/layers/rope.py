@@ -19,6 +19,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, factors: Tensor | None 
         return frequencies / rope.factor
     if rope.kind == "llama3":
         return _llama3(frequencies, rope)
+    if rope.kind == "yarn":
+        return _yarn(frequencies, rope, head_dim)
     return frequencies
 
 
@@ -35,8 +37,23 @@ def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     return torch.where(wavelength < high, frequencies, result)
 
 
+def _yarn(frequencies: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
+    """Waves of many turns within the original length are kept, those of few stretched, with a ramp between them."""
+
+    def place(turns: float) -> float:  # where in a head a wave makes so many
+        return head_dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = place(rope.beta_fast), place(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    span = high - low or 0.001
+    stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
+    return frequencies / rope.factor * stretched + frequencies * (1 - stretched)
+
+
 def tables(rope: RopeConfig, head_dim: int, max_position: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Cosines and sines of every position, [positions, head_dim / 2], made once."""
     frequencies = inverse_frequencies(rope, head_dim, factors)
     angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
-    return angles.cos(), angles.sin()
+    return angles.cos() * rope.amplitude, angles.sin() * rope.amplitude

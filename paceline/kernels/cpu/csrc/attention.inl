@@ -93,14 +93,16 @@ struct Attending {
     const Op& op;
     const Group& group;
     Look look;
-    int64_t kv, step, stretches = 0;
+    int64_t kv, width, step, stretches = 0;
 
-    Attending(const Frame& f, const Op& o, const Group& g, int64_t head) : frame(f), op(o), group(g), kv(head), step(partial_floats(o.n2)) {
+    Attending(const Frame& f, const Op& o, const Group& g, int64_t head)
+        : frame(f), op(o), group(g), kv(head), width(f.program.value_width(o)), step(partial_floats(width)) {
         const Layer& layer = frame.batch.layers[op.n3];
         const Lines& lines = frame.lines[op.n5];
-        const int64_t start = kv * layer.stride();
+        const bool latent = op.b >= 0;
         const float scale = op.f > 0 ? op.f : 1.0f / std::sqrt(float(op.n2));
-        look = {layer.keys + start, layer.values + start, op.n0 / op.n1, op.n2, scale, op.g, group.count, {}};
+        const float *keys = latent ? layer.keys : layer.keys_of(kv), *values = latent ? layer.keys + op.n2 - width : layer.values_of(kv);
+        look = {keys, values, op.n0 / op.n1, op.n2, width, latent ? op.n2 : width, latent, scale, op.g, group.count, {}};
         for (int i = 0; i < group.count; ++i) {
             const int64_t r = group.first + i, end = lines.starts[r + 1];
             int64_t count = end - lines.starts[r];
@@ -109,19 +111,22 @@ struct Attending {
             stretches = std::max(stretches, (count + STRETCH - 1) / STRETCH);
         }
     }
-    static int64_t floats(const Op& op) { return LOOKS * (op.n0 / op.n1) * (partial_floats(op.n2) + STRETCH); }  // of one call
+    static int64_t floats(const Program& program, const Op& op) {  // of one call
+        const int64_t turned = op.b >= 0 ? LANES * op.n2 : 0;
+        return LOOKS * (op.n0 / op.n1 * (partial_floats(program.value_width(op)) + STRETCH) + turned);
+    }
     void partial(int64_t stretch, float* to) const { path().attend(look, stretch * STRETCH, to); }
     void merge(int64_t stretch, float* into, const float* next) const {
         for (int i = 0; i < group.count; ++i)
             for (int64_t g = 0; g < look.group && look.rows[i].count > stretch * STRETCH; ++g)
-                path().merge(into + (i * look.group + g) * step, next + (i * look.group + g) * step, op.n2);
+                path().merge(into + (i * look.group + g) * step, next + (i * look.group + g) * step, width);
     }
     void finish(const float* whole) const {
         for (int i = 0; i < group.count; ++i)
             for (int64_t g = 0; g < look.group; ++g) {
-                float* out = frame.at(op.out, group.first + i) + (kv * look.group + g) * op.n2;
-                if (look.rows[i].count > 0) path().finish(whole + (i * look.group + g) * step, op.n2, out);
-                else memset(out, 0, op.n2 * sizeof(float));  // a row that may see nothing
+                float* out = frame.at(op.out, group.first + i) + (kv * look.group + g) * width;
+                if (look.rows[i].count > 0) path().finish(whole + (i * look.group + g) * step, width, out);
+                else memset(out, 0, width * sizeof(float));  // a row that may see nothing
             }
     }
 };
@@ -143,7 +148,7 @@ struct Attention {
         const int64_t units = groups * program.kv_heads();
         int64_t most = 0;
         for (int64_t i = 0; i < program.num_ops; ++i)
-            if (program.ops[i].code == ATTENTION) most = std::max(most, Attending::floats(program.ops[i]));
+            if (program.ops[i].code == ATTENTION) most = std::max(most, Attending::floats(program, program.ops[i]));
         split = threads > 1 && stretches > 1 && units < 4 * threads && units * stretches * most <= MOST_FLOATS;
         if (!split) return;
         if (int64_t(left.size()) < units) left = std::vector<std::atomic<int64_t>>(units);
@@ -152,7 +157,7 @@ struct Attention {
     }
 
     void part(const Frame& frame, const Op& op, int64_t unit) {
-        const int64_t which = unit / stretches, stretch = unit % stretches, size = Attending::floats(op);
+        const int64_t which = unit / stretches, stretch = unit % stretches, size = Attending::floats(frame.program, op);
         const Attending one(frame, op, frame.groups[which / op.n1], which % op.n1);
         float* all = partials.data() + which * stretches * size;
         if (stretch < one.stretches) one.partial(stretch, all + stretch * size);
@@ -164,7 +169,7 @@ struct Attention {
 
     static void whole(const Frame& frame, const Op& op, int64_t unit, Floats& memory) {
         const Attending one(frame, op, frame.groups[unit / op.n1], unit % op.n1);
-        const int64_t size = Attending::floats(op);
+        const int64_t size = Attending::floats(frame.program, op);
         memory.resize(std::max<size_t>(memory.size(), size_t(2 * size)));
         one.partial(0, memory.data());
         for (int64_t s = 1; s < one.stretches; ++s) {

@@ -7,11 +7,8 @@ struct Scratch {  // quantised activations of one linear's input, in panels
         pieces.resize(std::max<size_t>(pieces.size(), size_t(rows * (columns / BLOCK))));
         values.resize(std::max<size_t>(values.size(), size_t(rows)));
     }
-    Panel panel(int64_t number, int64_t rows, int64_t columns) const {
-        const int64_t first = number * PANEL;
-        return {pieces.data() + first * (columns / BLOCK), height(first, rows), values.data() + first};
-    }
     Piece* row(int64_t r, int64_t columns) { return pieces.data() + r / PANEL * PANEL * (columns / BLOCK) + r % PANEL; }
+    static int64_t whole(int64_t rows) { return (rows + PANEL - 1) / PANEL * PANEL; }
     static int64_t height(int64_t first, int64_t rows) { return std::min<int64_t>(PANEL, rows - first); }
 };
 
@@ -22,10 +19,10 @@ bool needs_quants(const Weight& w) {
 }
 
 // Row r of `rows`.
-void quantise(Scratch& s, const Weight& w, const float* x, int64_t r, int64_t rows) {
-    s.values[r] = x;
+void quantise(Scratch& s, const Weight& w, const float* x, int64_t r, int64_t rows, int64_t base = 0) {
+    s.values[base + r] = x;
     if (!needs_quants(w)) return;
-    path().quantise(x, w.columns, s.row(r, w.columns), Scratch::height(r / PANEL * PANEL, rows));
+    path().quantise(x, w.columns, s.row(base + r, w.columns), Scratch::height(r / PANEL * PANEL, rows));
 }
 
 // One tile, or a few neighbours, of one segment for some rows.
@@ -50,38 +47,65 @@ struct Tiles {
 
 constexpr int64_t LEAST_MANY = 64;  // rows; for fewer, unpacking the weights first is not worth it
 
-// All tiles of a weight for rows that are quantised already. Whole panels go to the path's function for many rows.
-void linear(Run& run, std::atomic<int64_t>& counter, const Weight& w, int64_t rows, float* out, const float* bias) {
+struct Rows {  // some that are quantised already, in panels one behind the other
+    const Piece* pieces;
+    const float* const* values;
+    int64_t count;
+    int64_t panels() const { return (count + PANEL - 1) / PANEL; }
+    int64_t whole() const { return path().many && count >= LEAST_MANY ? count / PANEL : 0; }  // for the function for many rows
+    Panel panel(int64_t number, int64_t columns) const {
+        const int64_t first = number * PANEL;
+        return {pieces + first * (columns / BLOCK), Scratch::height(first, count), values + first};
+    }
+};
+
+int64_t all_tiles(const Weight& w) {
     int64_t tiles = 0;
     for (int64_t i = 0; i < w.num_segments; ++i) tiles += tiles_of(w.segments[i].rows);
-    const Scratch& scratch = run.scratch;
-    const int64_t whole = path().many && rows >= LEAST_MANY ? rows / PANEL : 0, panels = (rows + PANEL - 1) / PANEL;
-    const int64_t threads = run.pool.size(), least = whole && tiles >= 4 * MANY * threads ? MANY : 1;
-    const int64_t chunk = std::max<int64_t>(1, tiles / (threads * 8 * least)) * least;
+    return tiles;
+}
+
+// The tiles begin … end - 1 of a weight for some rows; out [rows, w.rows], or a part of wider rows of `stride` floats.
+void multiply(Floats& local, const Weight& w, int64_t begin, int64_t end, const Rows& rows, float* out, const float* bias, int64_t stride = 0) {
+    if (!stride) stride = w.rows;
+    const int64_t whole = rows.whole();
     const int most = path().max_rows;
-    run.share(counter, tiles, chunk, [&](int64_t begin, int64_t end) {
-        if (whole) run.local.resize(std::max<size_t>(run.local.size(), size_t(whole * PANEL * MANY * LANES)));
-        for (int64_t unit = begin; unit < end;) {
-            const Tiles here(w, unit);
-            const int64_t some = std::min<int64_t>({MANY, end - unit, tiles_of(here.segment->rows) - here.tile});
-            const bool many = whole && !is_dense(here.segment->kind);
-            if (many)
-                path().many(here.segment->kind, {here.data, int(some), w.columns, w.columns / BLOCK, scratch.pieces.data(), whole, run.local.data(),
-                                                 out + here.first, w.rows, here.lanes(some), bias ? bias + here.first : nullptr});
-            for (int64_t t = unit; t < unit + some; ++t) {
-                const Tiles one(w, t);
-                float result[8][LANES];
-                for (int64_t p = many ? whole : 0; p < panels; ++p) {
-                    const Panel panel = scratch.panel(p, rows, w.columns);
-                    for (int r = 0; r < panel.height; r += most) {
-                        const int count = int(std::min<int64_t>(most, panel.height - r));
-                        path().tile[one.segment->kind](one.data, w.columns, panel, r, count, result);
-                        for (int i = 0; i < count; ++i) one.store(result[i], out + (p * PANEL + r + i) * w.rows, bias);
-                    }
+    if (whole) local.resize(std::max<size_t>(local.size(), size_t(whole * PANEL * MANY * LANES)));
+    for (int64_t unit = begin; unit < end;) {
+        const Tiles here(w, unit);
+        const int64_t some = std::min<int64_t>({MANY, end - unit, tiles_of(here.segment->rows) - here.tile});
+        const bool many = whole && !is_dense(here.segment->kind);
+        if (many)
+            path().many(here.segment->kind, {here.data, int(some), w.columns, w.columns / BLOCK, rows.pieces, whole, local.data(),
+                                             out + here.first, stride, here.lanes(some), bias ? bias + here.first : nullptr});
+        for (int64_t t = unit; t < unit + some; ++t) {
+            const Tiles one(w, t);
+            float result[8][LANES];
+            for (int64_t p = many ? whole : 0; p < rows.panels(); ++p) {
+                const Panel panel = rows.panel(p, w.columns);
+                for (int r = 0; r < panel.height; r += most) {
+                    const int count = int(std::min<int64_t>(most, panel.height - r));
+                    path().tile[one.segment->kind](one.data, w.columns, panel, r, count, result);
+                    for (int i = 0; i < count; ++i) one.store(result[i], out + (p * PANEL + r + i) * stride, bias);
                 }
             }
-            unit += some;
         }
+        unit += some;
+    }
+}
+
+// How many tiles a thread takes at a time; neighbours where the function for many rows wants them.
+int64_t chunk_of(const Run& run, int64_t tiles, bool many) {
+    const int64_t threads = run.pool.size(), least = many && tiles >= 4 * MANY * threads ? MANY : 1;
+    return std::max<int64_t>(1, tiles / (threads * 8 * least)) * least;
+}
+
+// All tiles of a weight for rows that are quantised already.
+void linear(Run& run, std::atomic<int64_t>& counter, const Weight& w, int64_t count, float* out, const float* bias) {
+    const Rows rows{run.scratch.pieces.data(), run.scratch.values.data(), count};
+    const int64_t tiles = all_tiles(w);
+    run.share(counter, tiles, chunk_of(run, tiles, rows.whole()), [&](int64_t begin, int64_t end) {
+        multiply(run.local, w, begin, end, rows, out, bias);
     });
 }
 

@@ -17,10 +17,27 @@ namespace {
 #include "sharing.inl"
 #include "linear.inl"
 #include "attention.inl"
+#include "heads.inl"
+#include "experts.inl"
 
-bool by_row(int32_t code) { return code != LINEAR && code != ATTENTION; }
+bool by_row(int32_t code) { return code != LINEAR && code != ATTENTION && code != PER_HEAD && code != SORT && code != EXPERTS; }
 
-void row_op(const Frame& frame, Scratch& scratch, const Op& op, int64_t r) {
+// What the pairs at the places of row r want done, whosever they are.
+void pair_op(const Run& run, const Frame& frame, const Op& op, int64_t r) {
+    Pairs& pairs = run.pairs;
+    for (int64_t p = r * op.n0; p < (r + 1) * op.n0; ++p) {
+        if (op.code == SPREAD) {
+            quantise_pair(run.scratch, pairs, op, frame.at(op.a, pairs.rows[p]), p);
+        } else {
+            const int64_t width = static_cast<const Weight*>(op.w0)->columns;
+            float* narrow = pairs.narrow.data() + p * width;
+            path().gated(pairs.wide.data() + p * 2 * width, width, op.n2, narrow);
+            quantise_pair(run.scratch, pairs, op, narrow, p);
+        }
+    }
+}
+
+void row_op(const Run& run, const Frame& frame, const Op& op, int64_t r) {
     const Batch& batch = frame.batch;
     const int64_t n = op.a >= 0 ? frame.width(op.a) : 0;
     const float* x = op.a >= 0 ? frame.at(op.a, r) : nullptr;
@@ -30,7 +47,10 @@ void row_op(const Frame& frame, Scratch& scratch, const Op& op, int64_t r) {
     switch (op.code) {
         case EMBED: read_rows(*static_cast<const Weight*>(op.w0), batch.ids[r], out); break;
         case POSITIONS: path().add(x, w0 + (batch.positions[r] + op.n0) * n, n, out); break;
-        case QUANTISE: quantise(scratch, *static_cast<const Weight*>(op.w0), x, r, batch.rows); break;
+        case QUANTISE:
+            if (op.n0) quantise_heads(run.scratch, op, x, r, batch.rows);
+            else quantise(run.scratch, *static_cast<const Weight*>(op.w0), x, r, batch.rows);
+            break;
         case RMS_NORM:
             path().rms_norm(x, w0, op.f, n, out);
             if (w1) path().add(out, w1, n, out);
@@ -58,15 +78,19 @@ void row_op(const Frame& frame, Scratch& scratch, const Op& op, int64_t r) {
             break;
         case STORE: {
             const Layer& layer = batch.layers[op.n3];
-            const int64_t line = batch.write[r], width = op.n2;
+            const int64_t line = batch.write[r], width = op.n2, other = layer.value_width;
             const float *key = x + op.n0 * width, *value = key + op.n1 * width;
-            for (int64_t h = 0; h < op.n1; ++h, key += width, value += width) {
-                float* keys = layer.keys + h * layer.stride() + key_offset(line, width);
+            if (!layer.values) { memcpy(layer.keys + line * width, key, width * sizeof(float)); break; }
+            for (int64_t h = 0; h < op.n1; ++h, key += width, value += other) {
+                float* keys = layer.keys_of(h) + key_offset(line, width);
                 for (int64_t d = 0; d < width; ++d) keys[d * LANES] = key[d];
-                memcpy(layer.values + h * layer.stride() + line * width, value, width * sizeof(float));
+                memcpy(layer.values_of(h) + line * other, value, other * sizeof(float));
             }
             break;
         }
+        case ROUTE: route(op, x, n, out); break;
+        case SPREAD: case EXPERT_GATED: pair_op(run, frame, op, r); break;
+        case COMBINE: combine(run.pairs, op, x, r, frame.width(op.out), out); break;
         case TAP:
             for (int64_t t = 0; t < batch.num_taps; ++t)
                 if (batch.taps[t] == op.n0) memcpy(batch.tapped_out + r * batch.tap_width + batch.tap_offsets[t], x, n * sizeof(float));
@@ -87,10 +111,16 @@ void run_program(Run& run, const Frame& frame, std::atomic<int64_t>* counters) {
             const int64_t chunk = std::min<int64_t>(LANES, (rows + run.pool.size() - 1) / run.pool.size());
             run.share(counters[i], rows, chunk, [&](int64_t first, int64_t last) {
                 for (int64_t r = first; r < last; ++r)
-                    for (int64_t k = i; k < end; ++k) row_op(frame, run.scratch, program.ops[k], r);
+                    for (int64_t k = i; k < end; ++k) row_op(run, frame, program.ops[k], r);
             });
         } else if (op.code == LINEAR) {
             linear(run, counters[i], *static_cast<const Weight*>(op.w0), rows, frame.at(op.out), static_cast<const float*>(op.w1));
+        } else if (op.code == PER_HEAD) {
+            per_head(run, counters[i], frame, op);
+        } else if (op.code == SORT) {
+            run.each(counters[i], 1, [&](int64_t) { sort_pairs(frame, run.pairs, op); });
+        } else if (op.code == EXPERTS) {
+            expert_linear(run, counters[i], *static_cast<const Weight*>(op.w0), op, (op.n2 ? run.pairs.results : run.pairs.wide).data());
         } else {
             const int64_t units = int64_t(frame.groups.size()) * op.n1;
             if (run.attention.split) {
@@ -156,6 +186,7 @@ struct Space {  // grown as needed, used by one call at a time
     std::vector<Lines> lines;
     std::vector<Group> groups;
     Attention attention;
+    Pairs pairs;
     std::vector<std::atomic<int64_t>> counters;
     std::vector<int64_t> places;  // of a chain's rows
     Floats logits, disturbed;
@@ -174,8 +205,14 @@ constexpr int64_t HEAD_COUNTERS = 5;  // of run_head, then of a Picker
 Frame prepare(Space& s, const Program& program, const Batch& batch, int threads) {
     s.floats.resize(std::max<size_t>(s.floats.size(), size_t(program.row_floats * batch.rows)));
     s.threads(threads);
-    for (int64_t i = 0; i < program.num_ops; ++i)
-        if (program.ops[i].code == LINEAR) s.scratch.size(batch.rows, static_cast<const Weight*>(program.ops[i].w0)->columns);
+    for (int64_t i = 0; i < program.num_ops; ++i) {
+        const Op& op = program.ops[i];
+        const Weight* w = static_cast<const Weight*>(op.w0);
+        if (op.code == LINEAR) s.scratch.size(batch.rows, w->columns);
+        if (op.code == PER_HEAD) s.scratch.size(op.n0 * Scratch::whole(batch.rows), w->columns);
+        if (op.code == EXPERTS) s.scratch.size(batch.rows * op.n0, w->columns);
+        if (op.code == SORT) s.pairs.size(batch.rows * op.n0, op.n1, *w, *static_cast<const Weight*>(op.w1));
+    }
     if (batch.head) s.scratch.size(batch.num_head_rows, batch.head->columns);
     const size_t counters = size_t(program.num_ops + HEAD_COUNTERS);
     if (s.counters.size() < counters) s.counters = std::vector<std::atomic<int64_t>>(counters);
@@ -296,7 +333,7 @@ void paceline_gumbel(const int64_t* first, const int64_t* second, int64_t rows, 
     std::atomic<int64_t> counter{0};
     s.threads(threads.size());
     threads.run([&](int thread) {
-        Run run{threads, s.scratch, s.local[thread], s.attention};
+        Run run{threads, s.scratch, s.local[thread], s.attention, s.pairs};
         run.each(counter, rows * pieces, [&](int64_t unit) {
             const int64_t r = unit / pieces, begin = unit % pieces * PIECE;
             path().gumbel({uint32_t(first[r]), uint32_t(second[r]), inverse, logarithm}, begin, std::min(vocabulary, begin + PIECE), out + r * vocabulary);
@@ -318,7 +355,7 @@ void paceline_linear(const Weight* w, const float* x, int64_t rows, const float*
     Pool& threads = pool();
     s.threads(threads.size());
     threads.run([&](int thread) {
-        Run run{threads, s.scratch, s.local[thread], s.attention};
+        Run run{threads, s.scratch, s.local[thread], s.attention, s.pairs};
         run.each(counters[0], rows, [&](int64_t r) { quantise(s.scratch, *w, x + r * w->columns, r, rows); });
         threads.meet();
         linear(run, counters[1], *w, rows, out, bias);
@@ -331,19 +368,24 @@ void paceline_keep(const Layer* layers, int64_t num_layers, const int64_t* sourc
     std::vector<float> moved;
     for (const Layer* layer = layers; layer < layers + num_layers; ++layer) {
         const int64_t width = layer->width;
-        moved.resize(std::max<size_t>(moved.size(), size_t(2 * count * width)));
-        for (int64_t h = 0; h < layer->heads; ++h) {
-            float *key = layer->keys + h * layer->stride(), *value = layer->values + h * layer->stride(), *at = moved.data();
-            for (int64_t i = 0; i < count; ++i, at += 2 * width) {
+        const auto whole = [&](float* rows, int64_t size) {  // what lies row by row
+            moved.resize(std::max<size_t>(moved.size(), size_t(count * size)));
+            for (int64_t i = 0; i < count; ++i) memcpy(moved.data() + i * size, rows + source[i] * size, size * sizeof(float));
+            for (int64_t i = 0; i < count; ++i) memcpy(rows + target[i] * size, moved.data() + i * size, size * sizeof(float));
+        };
+        if (!layer->values) whole(layer->keys, width);
+        for (int64_t h = 0; h < layer->heads && layer->values; ++h) {
+            whole(layer->values_of(h), layer->value_width);
+            moved.resize(std::max<size_t>(moved.size(), size_t(count * width)));
+            float *key = layer->keys_of(h), *at = moved.data();
+            for (int64_t i = 0; i < count; ++i, at += width) {
                 const float* column = key + key_offset(source[i], width);
                 for (int64_t d = 0; d < width; ++d) at[d] = column[d * LANES];
-                memcpy(at + width, value + source[i] * width, width * sizeof(float));
             }
             at = moved.data();
-            for (int64_t i = 0; i < count; ++i, at += 2 * width) {
+            for (int64_t i = 0; i < count; ++i, at += width) {
                 float* column = key + key_offset(target[i], width);
                 for (int64_t d = 0; d < width; ++d) column[d * LANES] = at[d];
-                memcpy(value + target[i] * width, at + width, width * sizeof(float));
             }
         }
     }
@@ -358,7 +400,7 @@ void paceline_run(const Program* program, const Batch* batch) {
     const float* finals = frame.at(int32_t(batch->final_buffer));
     std::atomic<int64_t>* counters = s.counters.data() + program->num_ops;
     threads.run([&](int thread) {
-        Run run{threads, s.scratch, s.local[thread], s.attention};
+        Run run{threads, s.scratch, s.local[thread], s.attention, s.pairs};
         run_program(run, frame, s.counters.data());
         if (!batch->head) return;
         run_head(run, *batch, finals, counters);
@@ -378,7 +420,7 @@ void paceline_pick(const float* logits, int64_t rows, int64_t size, const Pickin
     std::atomic<int64_t> counters[3] = {0, 0, 0};
     const Picker picker{logits, rows, size, nullptr, picking, 0, s.disturbed.data(), out};
     threads.run([&](int thread) {
-        Run run{threads, s.scratch, s.local[thread], s.attention};
+        Run run{threads, s.scratch, s.local[thread], s.attention, s.pairs};
         picker(run, counters);
     });
 }
@@ -402,7 +444,7 @@ void paceline_chain(const Batch* given, const Chain* chain) {
         const float* finals = link.program ? frame.at(int32_t(link.final_buffer)) : chain->finals;
         std::atomic<int64_t>* counters = s.counters.data() + program.num_ops;
         threads.run([&](int thread) {
-            Run run{threads, s.scratch, s.local[thread], s.attention};
+            Run run{threads, s.scratch, s.local[thread], s.attention, s.pairs};
             run_program(run, frame, s.counters.data());
             run_head(run, batch, finals, counters, link.bias);
             Picker{s.logits.data(), batch.rows, size, chain->ids, chain->picking, step, s.disturbed.data(), rows.ids}(run, counters + 2);

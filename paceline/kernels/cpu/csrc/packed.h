@@ -106,7 +106,8 @@ enum Activation : int64_t { PACELINE_ACTIVATIONS(PACELINE_NUMBER) };
 // ascending order, by whichever thread, so a row's result depends on its own positions alone.
 //
 // A head's values lie row by row. Its keys lie sixteen rows together, [width][16], so that one vector holds a column of
-// sixteen keys and a score is a sum over columns in ascending order, sixteen scores at once.
+// sixteen keys and a score is a sum over columns in ascending order, sixteen scores at once. The rows of a latent layer lie
+// row by row, since they are values too; there sixteen heads have their scores at once, by the same sums.
 constexpr int64_t STRETCH = 128;
 constexpr int LOOKS = 8;
 inline int64_t key_offset(int64_t line, int64_t width) { return line / LANES * LANES * width + line % LANES; }  // then LANES a column
@@ -120,7 +121,9 @@ struct Seen {
 };
 struct Look {
     const float *keys, *values;  // of one kv head
-    int64_t group, width;
+    int64_t group, width, value_width;
+    int64_t stride;        // from one row's values to the next one's
+    bool latent;           // keys lie row by row, and the values are the last of them
     float scale, softcap;  // a score is scale * (q . k); with a softcap c above 0 then c * tanh(score / c)
     int num_rows;
     Seen rows[LOOKS];

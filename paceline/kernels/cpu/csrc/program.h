@@ -9,15 +9,24 @@ struct Weight { const Segment* segments; int64_t num_segments, rows, columns; };
 
 #define PACELINE_OPERATIONS(X)                                                                                              \
     X(EMBED) X(INPUT) X(POSITIONS) X(QUANTISE) X(LINEAR) X(RMS_NORM) X(LAYER_NORM) X(ACTIVATION) X(GATED) X(ADD) X(MULTIPLY) \
-    X(SCALE) X(CONCAT) X(COLUMNS) X(HEAD_NORM) X(ROPE) X(STORE) X(ATTENTION) X(TAP)
+    X(SCALE) X(CONCAT) X(COLUMNS) X(HEAD_NORM) X(ROPE) X(STORE) X(ATTENTION) X(TAP)                                          \
+    X(PER_HEAD) X(ROUTE) X(SORT) X(SPREAD) X(EXPERTS) X(EXPERT_GATED) X(COMBINE)
 enum OpCode : int32_t { PACELINE_OPERATIONS(PACELINE_NUMBER) };
 
 // Values are buffers, by number; a, b are inputs, out the result. The rest means what the operation says:
 //   heads (HEAD_NORM, ROPE, STORE, ATTENTION)  n0 query heads, n1 kv heads, n2 their width
 //   ROPE                                       n3 columns of the tables: twice as many values of a head turn
-//   STORE, ATTENTION                           n3 cache layer
+//   STORE, ATTENTION                           n3 cache layer; values may have a width of their own, to be seen from the buffers
 //   ATTENTION                                  n4 window or 0; n5 which lines: 0 the layout's, else a bound's, from 1 on;
 //                                              f scale or 0 (the usual), g softcap or 0 (none)
+//                                              b the rows of a latent layer, or nothing: all heads look at them, n0 / n1 at a time
+//   QUANTISE, PER_HEAD                         n0 heads that each have a matrix, or 0; n1 values of a head that are kept
+//   ROUTE … COMBINE                            n0 chosen of a row; w0 a stack of the experts' matrices, one under another
+//   ROUTE                                      n1 1: sigmoid, 0: softmax; n2 1: weights are normalised; n3 groups, n4 of
+//                                              them kept; f factor; w0 bias or nullptr; out: see experts.inl
+//   SORT … EXPERT_GATED                        n1 how many experts there are
+//   EXPERTS                                    n2 0: gate and up, 1: down
+//   EXPERT_GATED                               n2 activation
 struct Op {
     int32_t code, a, b, out;
     int64_t n0, n1, n2, n3, n4, n5;
@@ -28,11 +37,13 @@ struct Op {
 
 struct Buffer { int64_t offset, width; };  // floats a row
 
-// A cache layer: a head's rows begin at head * stride(), and lie as packed.h says.
+// A cache layer: a head's keys begin at head * rows * width, its values alike; both lie as packed.h says. A latent layer
+// has no values: its rows, of which there is one for all heads, are both and lie row by row.
 struct Layer {
     float *keys, *values;
-    int64_t rows, heads, width;
-    int64_t stride() const { return rows * width; }
+    int64_t rows, heads, width, value_width;
+    float* keys_of(int64_t head) const { return keys + head * rows * width; }
+    float* values_of(int64_t head) const { return values + head * rows * value_width; }
 };
 
 struct Program {
@@ -40,6 +51,7 @@ struct Program {
     const Buffer* buffers; int64_t num_buffers;
     int64_t row_floats;  // of all buffers together
     int64_t num_bounds;
+    int64_t value_width(const Op& op) const { return buffers[op.out].width / op.n0; }  // of an ATTENTION
     int64_t kv_heads() const {  // the most of a layer; 0: nothing is looked at
         int64_t most = 0;
         for (int64_t i = 0; i < num_ops; ++i) if (ops[i].code == ATTENTION && ops[i].n1 > most) most = ops[i].n1;

@@ -269,16 +269,46 @@ inline void score_all(const Look& l, const Seen& row, int64_t first, int64_t cou
     }
 }
 
-// Adds the values at some positions to H heads' sums, weighted by each head's scores there.
+// The scores of up to sixteen heads at N positions of a latent layer; a head's begin STRETCH behind the last one's.
+template <int N>
+inline void score_latents(const Look& l, const float* turned, const int32_t* lines, float* scores) {
+    F acc[N];
+    const float* key[N];
+    for (int n = 0; n < N; ++n) { acc[n] = zero_f(); key[n] = l.keys + int64_t(lines[n]) * l.width; }
+    for (int64_t d = 0; d < l.width; ++d) {
+        const F q = load_f(turned + d * LANES);
+        for (int n = 0; n < N; ++n) acc[n] = fma_f(q, all_f(key[n][d]), acc[n]);
+    }
+    for (int n = 0; n < N; ++n) {
+        float lanes[LANES];
+        store_f(lanes, mul_f(acc[n], all_f(l.scale)));
+        for (int64_t g = 0; g < l.group; ++g) scores[g * STRETCH + n] = lanes[g];
+    }
+}
+
+// A row's queries column by column, the heads side by side.
+inline void turn_query(const Look& l, const Seen& row, float* turned) {
+    for (int64_t d = 0; d < l.width; ++d)
+        for (int64_t g = 0; g < LANES; ++g) turned[d * LANES + g] = g < l.group ? row.query[g * l.width + d] : 0.0f;
+}
+
+inline void score_all_latents(const Look& l, const float* turned, const int32_t* lines, int64_t count, float* scores) {
+    constexpr int MOST = PACELINE_RUNS == 1 ? 4 : 8;
+    int64_t i = 0;
+    for (; i + MOST <= count; i += MOST) score_latents<MOST>(l, turned, lines + i, scores + i);
+    for (; i < count; ++i) score_latents<1>(l, turned, lines + i, scores + i);
+}
+
+// Adds D of the values at some positions to H heads' sums, weighted by each head's scores there.
 template <int D, int H>
-inline void gather(const Look& l, const int32_t* lines, int64_t count, const float* scores, float* out) {
+inline void gather(const Look& l, const float* values, const int32_t* lines, int64_t count, const float* scores, float* out) {
     constexpr int C = D / LANES;
-    const int64_t step = partial_floats(D);
+    const int64_t step = partial_floats(l.value_width);
     F acc[H][C];
     for (int h = 0; h < H; ++h)
         for (int c = 0; c < C; ++c) acc[h][c] = load_f(out + h * step + c * LANES);
     for (int64_t i = 0; i < count; ++i) {
-        const float* value = l.values + int64_t(lines[i]) * D;
+        const float* value = values + int64_t(lines[i]) * l.stride;
         F v[C];
         for (int c = 0; c < C; ++c) v[c] = load_f(value + c * LANES);
         for (int h = 0; h < H; ++h) {
@@ -290,23 +320,25 @@ inline void gather(const Look& l, const int32_t* lines, int64_t count, const flo
         for (int c = 0; c < C; ++c) store_f(out + h * step + c * LANES, acc[h][c]);
 }
 
-// All heads of a group, as many at once as there are registers for.
+// All heads of a group, as many at once as there are registers for; D values from a column on.
 template <int D>
-inline void gather_all(const Look& l, const int32_t* lines, int64_t count, const float* scores, float* partials) {
+inline void gather_all(const Look& l, int64_t column, const int32_t* lines, int64_t count, const float* scores, float* partials) {
     constexpr int MOST = D == 64 ? 3 : 2;
-    const int64_t step = partial_floats(D);
+    const int64_t step = partial_floats(l.value_width);
+    const float* values = l.values + column;
+    float* to = partials + column;
     int64_t g = 0;
-    for (; g + MOST <= l.group; g += MOST) gather<D, MOST>(l, lines, count, scores + g * STRETCH, partials + g * step);
-    for (; g < l.group; ++g) gather<D, 1>(l, lines, count, scores + g * STRETCH, partials + g * step);
+    for (; g + MOST <= l.group; g += MOST) gather<D, MOST>(l, values, lines, count, scores + g * STRETCH, to + g * step);
+    for (; g < l.group; ++g) gather<D, 1>(l, values, lines, count, scores + g * STRETCH, to + g * step);
 }
 
 // The same for any width, one head after the other.
 inline void gather_any(const Look& l, const int32_t* lines, int64_t count, const float* scores, float* partials) {
     for (int64_t g = 0; g < l.group; ++g)
         for (int64_t i = 0; i < count; ++i) {
-            const float* value = l.values + int64_t(lines[i]) * l.width;
-            float* to = partials + g * partial_floats(l.width);
-            for (int64_t d = 0; d < l.width; ++d) to[d] += scores[g * STRETCH + i] * value[d];
+            const float* value = l.values + int64_t(lines[i]) * l.stride;
+            float* to = partials + g * partial_floats(l.value_width);
+            for (int64_t d = 0; d < l.value_width; ++d) to[d] += scores[g * STRETCH + i] * value[d];
         }
 }
 
@@ -315,11 +347,11 @@ inline void ask_for(const Look& l, bool keys, int64_t first, int part, int parts
     const Seen& row = l.rows[l.num_rows - 1];
     const int64_t left = row.count - first, count = left < NEAR ? left : NEAR;
     if (count <= 0) return;
-    const int64_t unit = keys ? l.width : (l.width + LANES - 1) / LANES;  // cache lines of sixteen keys, or of one value
+    const int64_t unit = keys ? l.width : (l.value_width + LANES - 1) / LANES;  // cache lines of sixteen keys, or of one value
     const int64_t total = (keys ? (count + LANES - 1) / LANES : count) * unit;
     for (int64_t i = total * part / parts; i < total * (part + 1) / parts; ++i) {
         const int64_t which = i / unit, line = row.lines[first + (keys ? which * LANES : which)];
-        __builtin_prefetch((keys ? l.keys + key_offset(line - line % LANES, l.width) : l.values + line * l.width) + i % unit * LANES);
+        __builtin_prefetch((keys ? l.keys + key_offset(line - line % LANES, l.width) : l.values + line * l.stride) + i % unit * LANES);
     }
 }
 
@@ -338,10 +370,15 @@ inline void each_piece(const Look& l, int64_t begin, bool keys, Function&& f) {
 }
 
 void attend(const Look& l, int64_t begin, float* partials) {
-    const int64_t step = partial_floats(l.width);
-    float* all = partials + l.num_rows * l.group * step;  // room for scores behind them
+    const int64_t step = partial_floats(l.value_width);
+    float* all = partials + l.num_rows * l.group * step;     // room for scores behind them
+    float* turned = all + l.num_rows * l.group * STRETCH;    // and for queries of a latent layer
+    for (int r = 0; r < l.num_rows && l.latent; ++r)
+        if (l.rows[r].count > begin) turn_query(l, l.rows[r], turned + r * l.width * LANES);
     each_piece(l, begin, true, [&](int r, int64_t first, int64_t count) {
-        score_all(l, l.rows[r], first, count, all + r * l.group * STRETCH + first - begin);
+        float* scores = all + r * l.group * STRETCH + first - begin;
+        if (l.latent) score_all_latents(l, turned + r * l.width * LANES, l.rows[r].lines + first, count, scores);
+        else score_all(l, l.rows[r], first, count, scores);
     });
     for (int r = 0; r < l.num_rows; ++r) {
         const int64_t left = l.rows[r].count - begin, count = left < STRETCH ? left : STRETCH;
@@ -357,8 +394,9 @@ void attend(const Look& l, int64_t begin, float* partials) {
         const int32_t* lines = l.rows[r].lines + first;
         const float* scores = all + r * l.group * STRETCH + first - begin;
         float* to = partials + r * l.group * step;
-        if (l.width == 64) gather_all<64>(l, lines, count, scores, to);
-        else if (l.width == 128) gather_all<128>(l, lines, count, scores, to);
+        if (l.value_width == 128) gather_all<128>(l, 0, lines, count, scores, to);
+        else if (l.value_width % 64 == 0)
+            for (int64_t column = 0; column < l.value_width; column += 64) gather_all<64>(l, column, lines, count, scores, to);
         else gather_any(l, lines, count, scores, to);
     });
 }

@@ -13,11 +13,13 @@ using Floats = std::vector<float, Aligned<float>>;
 
 struct Scratch;
 struct Attention;
+struct Pairs;
 struct Run {  // what one thread works with
     Pool& pool;
     Scratch& scratch;
     Floats& local;  // this thread's own
     Attention& attention;
+    Pairs& pairs;
 
     // Share out `units` of work in chunks, work(begin, end); every thread calls it with the same arguments.
     template <class Work> void share(std::atomic<int64_t>& counter, int64_t units, int64_t chunk, Work&& work) {
