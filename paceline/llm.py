@@ -82,7 +82,7 @@ class LLM(Shared):
         config = compat.make(translated.pop("drafter", None), self._num_draft_tokens)
         self.options = EngineOptions(**translated)
         device = loader.find_device(self.options.device)
-        found = loader.find(model, tokenizer)
+        found = loader.find(model, tokenizer, self.options.model_impl, self.options.trust_remote_code)
         dtype = loader.find_dtype(self.options.dtype, found.config, device)
         max_model_len = self._find_length(found.config.max_position)
         loaded = loader.build(found, dtype, device, self.options.kernels, max_model_len, self.options.quantization)
@@ -97,7 +97,7 @@ class LLM(Shared):
             loaded.dtype,
             max_model_len,
             self.options.max_num_seqs,
-            self.options.kernels,
+            loaded.kernels,
         )
         self.engine = self._build_engine(target, Needs() if drafter is None else drafter.plan(target))
         end_ids = tuple(sorted(self.engine.end_ids))

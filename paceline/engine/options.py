@@ -37,6 +37,8 @@ class EngineOptions:
     acceptance: the rule: exact keeps every token; rejection and block keep the distribution; typical keeps neither.
     kernels: one of auto, native (CPU), torch, reference.
     quantization: pack float weights at load, as int8 or int4 (native kernels).
+    model_impl: whose code runs the model: paceline, transformers (the fallback), or auto, ours where there is some.
+    trust_remote_code: run the code that comes with a checkpoint, if neither paceline nor transformers has its own.
     prompt_template: llama, vicuna, a Jinja file, or a text with {input_text} in it.
     tensor_parallel_size: devices to spread the model over; 1 for now.
     seed: of the run: a request without its own gets one made of this and of its number in the run.
@@ -56,6 +58,8 @@ class EngineOptions:
     acceptance: str = "exact"
     kernels: str = "auto"
     quantization: str | None = None
+    model_impl: str = "auto"
+    trust_remote_code: bool = False
     prompt_template: str | None = None
     tensor_parallel_size: int = 1
     seed: int | None = None

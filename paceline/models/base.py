@@ -58,6 +58,9 @@ class Model:
         result: Self = short
         return result
 
+    def check_lends(self, drafter: str) -> None:
+        """Refuse a drafter that computes with this model's own layers, where they are not lent."""
+
     def _check_taps(self, taps: tuple[int, ...]) -> None:
         for tap in taps:
             if not FINAL <= tap <= self.config.num_layers:
