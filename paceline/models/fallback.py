@@ -89,10 +89,13 @@ class Given:
 
 
 class Fallback(Model):
-    """A causal language model of transformers. `pads`: whether strands with pasts of different length go together."""
+    """A causal language model of transformers, and its body: all of it but the head.
 
-    def __init__(self, config: ModelConfig, ops: Ops, module: Any) -> None:
-        self.config, self.ops, self.module, self.body = config, ops, module, module.base_model
+    pads: whether strands with pasts of different length go together.
+    """
+
+    def __init__(self, config: ModelConfig, ops: Ops, module: Any, body: Any) -> None:
+        self.config, self.ops, self.module, self.body = config, ops, module, body
         self.alone, self.pads = ops.name == "reference", True
         self.embedding = _weight(module.get_input_embeddings())
         self.head = _weight(module.get_output_embeddings())
@@ -204,6 +207,20 @@ class Fallback(Model):
 def _weight(module: Any) -> Weight:
     found = module.weight
     return Weight(found.detach(), (found.shape[0], found.shape[1]))
+
+
+@torch.no_grad()
+def find_body(module: Any) -> Any:
+    """What the module runs to get the states that its head reads; None: nothing that is apart from it."""
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=next(module.parameters()).device)
+    for body in (module.base_model, module.get_decoder()):
+        called: list[Any] = []
+        hook = body.register_forward_hook(lambda *ignored, called=called: called.append(True))
+        module(input_ids=ids, use_cache=False)
+        hook.remove()
+        if called and body is not module:
+            return body
+    return None
 
 
 def find_blocks(body: Any, count: int) -> list[Any]:

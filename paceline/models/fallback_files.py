@@ -10,6 +10,7 @@ import copy
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ import torch
 from paceline.errors import CheckpointError, OptionError, first_line
 from paceline.kernels import KERNELS, Ops, select
 from paceline.models.config import ModelConfig, end_ids, make_config
-from paceline.models.fallback import Fallback
+from paceline.models.fallback import Fallback, find_body
 from paceline.models.fallback_proof import measure, prove
 from paceline.models.families import FAMILIES
 from paceline.models.quantised import refuse_config
+from paceline.models.transformers_config import from_transformers
 
 log = logging.getLogger("paceline")
 
@@ -89,8 +91,8 @@ def refuse(whole: Whole) -> None:
     found = next(_states(config, _class(whole)), None)
     if found is not None:
         raise CheckpointError(
-            f"{whole.label} is a {kind} model, which is recurrent or a hybrid ({found}): its state cannot be rolled "
-            "back by length when drafts are refused, so it cannot be run"
+            f"{whole.label} is a {kind} model, whose layers keep a state besides keys and values ({found}); such "
+            "recurrent and hybrid models cannot be rolled back by length when drafts are refused, so they are not run"
         )
 
 
@@ -121,13 +123,15 @@ def _states(config: Any, kind: Any) -> Iterator[str]:
 
 
 def read_config(whole: Whole, eos: Any) -> ModelConfig:
-    """The counts that an engine asks for, wherever the config keeps them."""
+    """The counts that an engine asks for, wherever the config keeps them. What a layer is made of is measured later."""
     config = whole.config
+    if config.model_type in FAMILIES:
+        return from_transformers(config, eos, whole.label)
     try:
         hidden, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
         vocabulary = config.vocab_size
-    except AttributeError as error:
-        raise CheckpointError(f"the {config.model_type} config lacks a value: {error}") from None
+    except Exception as error:
+        raise CheckpointError(f"the {config.model_type} config lacks a value: {first_line(error)}") from None
     dtype = getattr(config, "dtype", None)
     fields = {
         "architecture": config.model_type,
@@ -135,9 +139,9 @@ def read_config(whole: Whole, eos: Any) -> ModelConfig:
         "hidden_size": hidden,
         "num_layers": layers,
         "num_heads": heads,
-        "num_kv_heads": heads,  # the cache layers are measured, whatever is said
-        "head_dim": getattr(config, "head_dim", None),
-        "intermediate_size": getattr(config, "intermediate_size", None) or 4 * hidden,
+        "num_kv_heads": heads,
+        "head_dim": max(1, hidden // heads),
+        "intermediate_size": 4 * hidden,
         "max_position": find_positions(config),
         "norm_eps": 0.0,
         "activation": "",
@@ -171,19 +175,18 @@ def build(
     ops = find_ops(kernels, device, dtype, quantization)
     module = read_folder(whole, dtype) if whole.module is None else place(whole.module, dtype, device)
     module = module.to(device).eval()
-    if module.base_model is module or module.get_output_embeddings() is None:
-        raise CheckpointError(
-            f"{whole.label}: {type(module).__name__} has no body apart from its head, so it cannot be run"
-        )
-    model = Fallback(config, ops, module)
+    body = find_body(module)
+    if body is None or module.get_input_embeddings() is None or module.get_output_embeddings() is None:
+        raise CheckpointError(f"{whole.label}: {type(module).__name__} is not made of tokens, layers and a head")
+    model = Fallback(config, ops, module, body)
     model.specs = measure(model)
     prove(model)
     log.warning(
-        "%s is run by transformers' %s, the fallback for model types without code of ours (%s): the same text, slower. "
-        "Drafters without a model, draft models, and heads that read states can draft for it",
+        "%s (model type %s) is run by transformers' %s, the fallback: slower than code of ours. Drafters without a "
+        "model, draft models, and heads that read states can draft for it",
         whole.label,
-        type(module).__name__,
         config.architecture,
+        type(module).__name__,
     )
     return model
 
@@ -206,7 +209,8 @@ def read_folder(whole: Whole, dtype: torch.dtype) -> Any:
 
     try:
         how = {"config": whole.config, "dtype": dtype, "local_files_only": True, "output_loading_info": True}
-        module, told = AutoModelForCausalLM.from_pretrained(whole.folder, trust_remote_code=whole.trust, **how)
+        with quietly():
+            module, told = AutoModelForCausalLM.from_pretrained(whole.folder, trust_remote_code=whole.trust, **how)
     except Exception as error:
         raise CheckpointError(f"{whole.label} cannot be read by transformers: {first_line(error)}") from None
     missing = sorted(told["missing_keys"]) + [name for name, *_ in told.get("mismatched_keys", ())]
@@ -216,6 +220,22 @@ def read_folder(whole: Whole, dtype: torch.dtype) -> Any:
     if unused:
         log.warning("%s holds tensors this model does not use: %s", whole.label, ", ".join(unused[:5]))
     return module
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without transformers' bars and reports: what matters of them is told in our words."""
+    from transformers.utils import logging as reports
+
+    level, bars = reports.get_verbosity(), reports.is_progress_bar_enabled()
+    reports.set_verbosity_error()
+    reports.disable_progress_bar()
+    try:
+        yield
+    finally:
+        reports.set_verbosity(level)
+        if bars:
+            reports.enable_progress_bar()
 
 
 def place(module: Any, dtype: torch.dtype, device: torch.device) -> Any:
