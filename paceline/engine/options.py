@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.errors import OptionError
-from paceline.params import check_count, check_seed
+from paceline.params import check_count, check_flag, check_seed
 
+IMPLS = ("auto", "paceline", "transformers")
 COUNTS = (
     "block_size",
     "max_num_seqs",
@@ -74,6 +75,9 @@ class EngineOptions:
             if value is not None:
                 check_count(name, value, 1)
                 object.__setattr__(self, name, int(value))
+        if self.model_impl not in IMPLS:
+            raise OptionError(f"model_impl={self.model_impl!r} is not known; allowed: {', '.join(IMPLS)}")
+        check_flag("trust_remote_code", self.trust_remote_code)
         if self.seed is not None:
             check_seed(self.seed)
         share = self.gpu_memory_utilization

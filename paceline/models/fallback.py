@@ -213,12 +213,15 @@ def _weight(module: Any) -> Weight:
 def find_body(module: Any) -> Any:
     """What the module runs to get the states that its head reads; None: nothing that is apart from it."""
     ids = torch.zeros(1, 1, dtype=torch.int64, device=next(module.parameters()).device)
-    for body in (module.base_model, module.get_decoder()):
+    words = module.get_input_embeddings()
+    for body in (module.base_model, module.get_decoder(), *module.children()):
+        if body is module or all(part is not words for part in body.modules()):
+            continue
         called: list[Any] = []
         hook = body.register_forward_hook(lambda *ignored, called=called: called.append(True))
         module(input_ids=ids, use_cache=False)
         hook.remove()
-        if called and body is not module:
+        if called:
             return body
     return None
 

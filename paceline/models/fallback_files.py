@@ -10,8 +10,8 @@ import copy
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +53,18 @@ def find_folder(folder: Path, raw: Mapping[str, Any], trust: bool) -> Whole:
     """By its config.json. Code that comes with it is run only if it is trusted."""
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     kind, path, own = raw.get("model_type"), folder / "config.json", raw.get("auto_map")
     known = isinstance(kind, str) and kind in CONFIG_MAPPING
-    foreign = not known and isinstance(own, Mapping) and "AutoModelForCausalLM" in own
-    if not known and not (foreign and trust):
-        if foreign:
-            raise CheckpointError(
-                f"{folder} comes with code of its own for model_type {kind!r}; such code is run only with "
-                "trust_remote_code=True (--trust-remote-code)"
-            )
+    runs = known and CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING
+    foreign = not runs and isinstance(own, Mapping) and "AutoModelForCausalLM" in own
+    if foreign and not trust:
+        raise CheckpointError(
+            f"{folder} comes with code of its own for model_type {kind!r}; such code is run only with "
+            "trust_remote_code=True (--trust-remote-code)"
+        )
+    if not known and not foreign:
         raise CheckpointError(
             f"{path} says model_type {kind!r}, which transformers does not know; paceline's own: {', '.join(FAMILIES)}"
         )
@@ -88,7 +90,8 @@ def refuse(whole: Whole) -> None:
     config, kind = whole.config, whole.config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError(f"{whole.label} is a {kind} model, an encoder with a decoder; only decoders can be run")
-    found = next(_states(config, _class(whole)), None)
+    text = config.get_text_config(decoder=True)  # the config itself, unless the model reads pictures too
+    found = next((one for part in (config, text) for one in _states(part, _class(whole))), None)
     if found is not None:
         raise CheckpointError(
             f"{whole.label} is a {kind} model, whose layers keep a state besides keys and values ({found}); such "
@@ -124,23 +127,24 @@ def _states(config: Any, kind: Any) -> Iterator[str]:
 
 def read_config(whole: Whole, eos: Any) -> ModelConfig:
     """The counts that an engine asks for, wherever the config keeps them. What a layer is made of is measured later."""
-    config = whole.config
-    if config.model_type in FAMILIES:
-        return from_transformers(config, eos, whole.label)
+    if whole.config.model_type in FAMILIES:
+        with suppress(CheckpointError):  # a kind of rope that is not ours, say
+            return from_transformers(whole.config, eos, whole.label)
+    config = whole.config.get_text_config(decoder=True)
     try:
         hidden, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
-        vocabulary = config.vocab_size
+        vocabulary, width = config.vocab_size, hidden // heads or 1
     except Exception as error:
         raise CheckpointError(f"the {config.model_type} config lacks a value: {first_line(error)}") from None
     dtype = getattr(config, "dtype", None)
     fields = {
-        "architecture": config.model_type,
+        "architecture": whole.config.model_type,
         "vocab_size": vocabulary,
         "hidden_size": hidden,
         "num_layers": layers,
         "num_heads": heads,
         "num_kv_heads": heads,
-        "head_dim": max(1, hidden // heads),
+        "head_dim": width,
         "intermediate_size": 4 * hidden,
         "max_position": find_positions(config),
         "norm_eps": 0.0,
@@ -178,6 +182,7 @@ def build(
     body = find_body(module)
     if body is None or module.get_input_embeddings() is None or module.get_output_embeddings() is None:
         raise CheckpointError(f"{whole.label}: {type(module).__name__} is not made of tokens, layers and a head")
+    config = replace(config, vocab_size=module.get_output_embeddings().weight.shape[0])  # as many as there are logits
     model = Fallback(config, ops, module, body)
     model.specs = measure(model)
     prove(model)

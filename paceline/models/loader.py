@@ -103,11 +103,9 @@ def find(model: Any, tokenizer: Any = None, impl: str = "auto", trust: bool = Fa
     impl: whose code runs it: ours (paceline), transformers' (the fallback), or ours where there is some (auto).
     trust: run code that comes with a checkpoint, where no other is known for it.
     """
-    if impl not in IMPLS:
-        raise OptionError(f"model_impl={impl!r} is not known; allowed: {', '.join(IMPLS)}")
     if not isinstance(model, str | Path):
         return _find_object(model, tokenizer, impl)
-    path = locate(str(model))
+    path = locate(str(model), trust)
     if path.suffix == ".gguf":
         if impl == "transformers":
             raise OptionError("model_impl='transformers' runs Hugging Face folders and objects, not a GGUF file")
@@ -130,9 +128,6 @@ def find(model: Any, tokenizer: Any = None, impl: str = "auto", trust: bool = Fa
     return Found(config, FolderSource(path), _read_tokenizer(tokenizer, trust), whole)
 
 
-IMPLS = ("auto", "paceline", "transformers")
-
-
 def _ours(kind: Any, impl: str) -> bool:
     return impl == "paceline" or (impl == "auto" and isinstance(kind, str) and kind in FAMILIES)
 
@@ -149,8 +144,11 @@ def _find_object(model: Any, tokenizer: Any, impl: str) -> Found:
     return Found(fallback_files.read_config(whole, eos), ModelSource(model), _read_tokenizer(tokenizer), whole)
 
 
-def locate(name: str) -> Path:
-    """An alias is fetched, a path taken as it is; a hub id, OWNER/NAME or an old NAME alone, is asked of the hub."""
+def locate(name: str, code: bool = False) -> Path:
+    """An alias is fetched, a path taken as it is; a hub id, OWNER/NAME or an old NAME alone, is asked of the hub.
+
+    code: with the code that comes with it.
+    """
     if name in catalog.ALIASES:
         return catalog.ensure(catalog.ALIASES[name])
     path = Path(os.path.expanduser(name))  # which leaves the ~ of nobody as it is
@@ -165,7 +163,7 @@ def locate(name: str) -> Path:
         hint = f"; did you mean {near!r}?" if near else ""
         raise CheckpointError(f"{missing} or a hub id{hint}")
     try:
-        return hub.download(name)
+        return hub.download(name, (*hub.EVERYTHING, "*.py")) if code else hub.download(name)
     except CheckpointError as error:
         raise error if "/" in name else CheckpointError(f"{missing}; {error}") from None
 

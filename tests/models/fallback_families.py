@@ -63,6 +63,22 @@ FAMILIES: dict[str, Any] = {
     "persimmon": lambda: transformers.PersimmonConfig(**SHAPE, intermediate_size=48),
     "exaone4": lambda: transformers.Exaone4Config(**GATED, sliding_window=8),
     "smollm3": lambda: transformers.SmolLM3Config(**GATED),
+    "gemma3": lambda: transformers.Gemma3Config(  # a model that reads pictures too, given text
+        text_config=dict(GATED, head_dim=8, sliding_window=8, query_pre_attn_scalar=8),
+        vision_config={"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+        image_token_index=96,
+    ),
+    "llama4_text": lambda: transformers.Llama4TextConfig(
+        **GATED,
+        head_dim=8,
+        intermediate_size_mlp=48,
+        num_local_experts=2,
+        attention_chunk_size=8,
+        layer_types=["chunked_attention", "full_attention"],
+    ),
+    "llama_yarn": lambda: transformers.LlamaConfig(
+        **GATED, rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+    ),
     "deepseek_v2": lambda: transformers.DeepseekV2Config(  # keys are narrower than values
         **{**GATED, "num_key_value_heads": 4},
         kv_lora_rank=16,

@@ -39,7 +39,7 @@ def test_logits_are_those_of_transformers(name: str, kernels: str, record_proper
     model, ids = make(name), random_ids()
     with torch.no_grad():
         wanted = model(torch.tensor([ids]), use_cache=False).logits[0]
-    loaded, differences = load(model, kernels), {}
+    loaded, differences = load(model, kernels, "transformers"), {}
     assert isinstance(loaded.model, Fallback)
     for way, chunks in WAYS.items():
         found, _ = run(loaded, ids, chunks)

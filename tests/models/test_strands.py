@@ -85,7 +85,7 @@ def test_rows_of_nobody_are_in_no_strand() -> None:
 
 
 @pytest.mark.parametrize("kernels", ["torch", "reference"])
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", [*SHOWN, "falcon_alibi", "gemma3", "gpt_neo", "llama4_text"])
 def test_a_row_of_a_tree_says_what_its_path_says(name: str, kernels: str) -> None:
     model, table = make(name), tables()
     loaded = loader.build(loader.find(model), torch.float32, CPU, kernels, 64)
