@@ -86,7 +86,7 @@ class LLM(Shared):
         config = compat.make(translated.pop("drafter", None), self._num_draft_tokens)
         self.options = EngineOptions(**translated)
         device = loader.find_device(self.options.device)
-        found = loader.find(model, tokenizer)
+        found = loader.find(model, tokenizer, self.options.model_impl, self.options.trust_remote_code)
         if not self.options.mla_use_matrix_absorption:
             found.config = found.config.naive()
         dtype = loader.find_dtype(self.options.dtype, found.config, device)
@@ -103,7 +103,7 @@ class LLM(Shared):
             loaded.dtype,
             max_model_len,
             self.options.max_num_seqs,
-            self.options.kernels,
+            loaded.kernels,
             found.source.label,
         )
         self.engine = self._build_engine(target, Needs() if drafter is None else drafter.plan(target))

@@ -65,6 +65,8 @@ SAME = {
         "dtype": "float32",
         "quantization": "int8",
         "seed": 7,
+        "model_impl": "transformers",
+        "trust_remote_code": True,
     },
     "LMFlow": {"model": "m"},
     "Colossal-Inference": {"dtype": "fp16", "block_size": 8, "prompt_template": "vicuna"},
@@ -87,13 +89,14 @@ SAME_REQUEST = {
 for rows, as_request in ((SAME, False), (SAME_REQUEST, True)):
     for system, pairs in rows.items():
         for name, value in pairs.items():  # type: ignore[attr-defined]
-            typed = {"stop": "--stop x", "ignore_eos": "--ignore_eos"}.get(name)
+            typed = {"stop": "--stop x", **{flag: f"--{flag}" for flag in ("ignore_eos", "trust_remote_code")}}.get(
+                name
+            )
             CASES[f"{system}-{name}"] = Case({name: value}, {name: value}, as_request, typed=typed)
 
 NO_EFFECT = {
     "vLLM": {
         "use_v2_block_manager": True,
-        "trust_remote_code": True,
         "enforce_eager": True,
         "swap_space": 4,
         "disable_log_stats": True,

@@ -93,7 +93,8 @@ def _vllm() -> Iterator[Spelling]:
     yield from _rows(VLLM, SAME, "model tensor_parallel_size gpu_memory_utilization max_model_len max_num_seqs dtype")
     yield from _rows(VLLM, SAME, "block_size quantization seed temperature top_p top_k min_p max_tokens stop")
     yield from _rows(VLLM, SAME, "repetition_penalty")
-    yield from _rows(VLLM, SAME, "ignore_eos", switch=True)
+    yield from _rows(VLLM, SAME, "ignore_eos trust_remote_code", switch=True)
+    yield from _rows(VLLM, SAME, "model_impl", note="auto and transformers; what is vllm there is paceline here")
     yield Spelling(VLLM, "enable_prefix_caching", "prefix_caching", RENAMED, switch=True)
     yield from _renamed(VLLM, "num_gpu_blocks_override=num_pages max_num_batched_tokens=max_batched_tokens")
     yield from _renamed(VLLM, "speculative_model=draft.model num_speculative_tokens=draft.num_draft_tokens")
@@ -120,7 +121,7 @@ def _vllm() -> Iterator[Spelling]:
     yield from _rows(VLLM, NO_EFFECT, "speculative_max_model_len speculative_disable_by_batch_size")
     yield from _rows(VLLM, NO_EFFECT, "typical_acceptance_sampler_posterior_threshold distributed_executor_backend")
     yield from _rows(VLLM, NO_EFFECT, "typical_acceptance_sampler_posterior_alpha")
-    idle = "use_v2_block_manager trust_remote_code enforce_eager disable_log_stats disable_log_requests "
+    idle = "use_v2_block_manager enforce_eager disable_log_stats disable_log_requests "
     idle += "enable_chunked_prefill speculative_disable_mqa_scorer disable_logprobs_during_spec_decoding "
     yield from _rows(VLLM, NO_EFFECT, idle + "disable_custom_all_reduce", switch=True)
     yield from _rows(VLLM, NO_EFFECT, "priority", where=LIBRARY, note="the first to come is the first served")

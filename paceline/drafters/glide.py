@@ -218,6 +218,7 @@ def read_sizes(files: Checkpoint, given: Glide) -> ModelConfig:
 
 def check(files: Checkpoint, config: ModelConfig, given: Glide, target: Target) -> None:
     """It was made for such a target: its queries have the shape of the target's."""
+    target.model.check_lends("a GLIDE drafter")
     large = target.model.config
     if large.latent is not None:
         raise CheckpointError(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.errors import OptionError
-from paceline.params import check_count, check_seed
+from paceline.params import check_count, check_flag, check_seed
 
+IMPLS = ("auto", "paceline", "transformers")
 COUNTS = (
     "block_size",
     "max_num_seqs",
@@ -38,6 +39,8 @@ class EngineOptions:
     kernels: one of auto, native (CPU), torch, reference.
     quantization: pack float weights at load, as int8 or int4 (native kernels).
     mla_use_matrix_absorption: of models such as DeepSeek's, cache the row that keys and values are made of, not these.
+    model_impl: whose code runs the model: paceline, transformers (the fallback), or auto, ours where there is some.
+    trust_remote_code: run the code that comes with a checkpoint, if neither paceline nor transformers has its own.
     prompt_template: llama, vicuna, a Jinja file, or a text with {input_text} in it.
     tensor_parallel_size: devices to spread the model over; 1 for now.
     seed: of the run: a request without its own gets one made of this and of its number in the run.
@@ -58,6 +61,8 @@ class EngineOptions:
     kernels: str = "auto"
     quantization: str | None = None
     mla_use_matrix_absorption: bool = True
+    model_impl: str = "auto"
+    trust_remote_code: bool = False
     prompt_template: str | None = None
     tensor_parallel_size: int = 1
     seed: int | None = None
@@ -72,9 +77,10 @@ class EngineOptions:
             if value is not None:
                 check_count(name, value, 1)
                 object.__setattr__(self, name, int(value))
-        absorbed = self.mla_use_matrix_absorption
-        if absorbed not in (True, False):
-            raise OptionError(f"mla_use_matrix_absorption={absorbed!r} is not allowed; allowed: True, False")
+        if self.model_impl not in IMPLS:
+            raise OptionError(f"model_impl={self.model_impl!r} is not known; allowed: {', '.join(IMPLS)}")
+        for flag in ("mla_use_matrix_absorption", "trust_remote_code"):
+            check_flag(flag, getattr(self, flag))
         if self.seed is not None:
             check_seed(self.seed)
         share = self.gpu_memory_utilization

@@ -71,6 +71,9 @@ class Model:
         """Such a layer, or one of its own, looking at cache layer `number`."""
         raise NotImplementedError
 
+    def check_lends(self, drafter: str) -> None:
+        """Refuse a drafter that computes with this model's own layers, where they are not lent."""
+
     def _check_taps(self, taps: tuple[int, ...]) -> None:
         for tap in taps:
             if not FINAL <= tap <= self.config.num_layers:

@@ -29,7 +29,7 @@ from paceline.models.gguf_config import config_from_gguf
 from paceline.models.json_file import is_folder
 from paceline.models.sources import FolderSource, GGUFSource, ModelSource
 from paceline.models.tile_cache import find_tiles, keep_tiles
-from paceline.models.transformers_config import from_transformers, read_config
+from paceline.models.transformers_config import from_transformers, generation_eos, read_config, read_raw
 from paceline.models.weights import Source, Weights
 
 log = logging.getLogger("paceline")
@@ -54,6 +54,7 @@ class Loaded:
     config: ModelConfig
     dtype: torch.dtype
     unused: list[str]  # tensors in the file that the model did not need
+    kernels: str = "auto"  # those drafters are to take: as asked for, if the target can run on them
 
 
 @dataclass
@@ -63,6 +64,7 @@ class Found:
     config: ModelConfig
     source: Source
     tokenizer: Any
+    whole: Any = None  # fallback_files.Whole: transformers runs it
 
 
 def find_device(name: str | torch.device) -> torch.device:
@@ -95,16 +97,18 @@ def find_dtype(name: str | torch.dtype, config: ModelConfig, device: torch.devic
     return DTYPES.get(config.torch_dtype or "") or torch.bfloat16
 
 
-def find(model: Any, tokenizer: Any = None) -> Found:
-    """Locate a model and read its config and tokenizer, not its weights."""
+def find(model: Any, tokenizer: Any = None, impl: str = "auto", trust: bool = False) -> Found:
+    """Locate a model and read its config and tokenizer, not its weights.
+
+    impl: whose code runs it: ours (paceline), transformers' (the fallback), or ours where there is some (auto).
+    trust: run code that comes with a checkpoint, where no other is known for it.
+    """
     if not isinstance(model, str | Path):
-        if not hasattr(model, "state_dict") or not hasattr(model, "config"):
-            raise OptionError(f"model must be a name, a path or a transformers model, {not_an_object(model)}")
-        generation = getattr(model, "generation_config", None)
-        config = from_transformers(model.config, getattr(generation, "eos_token_id", None))
-        return Found(config, ModelSource(model), _read_tokenizer(tokenizer))
-    path = locate(str(model))
+        return _find_object(model, tokenizer, impl)
+    path = locate(str(model), trust)
     if path.suffix == ".gguf":
+        if impl == "transformers":
+            raise OptionError("model_impl='transformers' runs Hugging Face folders and objects, not a GGUF file")
         file = GGUFFile(path)
         config = config_from_gguf(file)
         if tokenizer is None:
@@ -113,11 +117,38 @@ def find(model: Any, tokenizer: Any = None) -> Found:
             tokenizer = tokenizer_from_gguf(file)
             file.forget("tokenizer.")
         return Found(config, GGUFSource(file, config), _read_tokenizer(tokenizer))
-    return Found(read_config(path), FolderSource(path), _read_tokenizer(path if tokenizer is None else tokenizer))
+    raw = read_raw(path)
+    tokenizer = path if tokenizer is None else tokenizer
+    if _ours(raw.get("model_type"), impl):
+        return Found(read_config(path, raw), FolderSource(path), _read_tokenizer(tokenizer, trust))
+    from paceline.models import fallback_files
+
+    whole = fallback_files.find_folder(path, raw, trust)
+    config = fallback_files.read_config(whole, generation_eos(path))
+    return Found(config, FolderSource(path), _read_tokenizer(tokenizer, trust), whole)
 
 
-def locate(name: str) -> Path:
-    """An alias is fetched, a path taken as it is; a hub id, OWNER/NAME or an old NAME alone, is asked of the hub."""
+def _ours(kind: Any, impl: str) -> bool:
+    return impl == "paceline" or (impl == "auto" and isinstance(kind, str) and kind in FAMILIES)
+
+
+def _find_object(model: Any, tokenizer: Any, impl: str) -> Found:
+    if not hasattr(model, "state_dict") or not hasattr(model, "config"):
+        raise OptionError(f"model must be a name, a path or a transformers model, {not_an_object(model)}")
+    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if _ours(getattr(model.config, "model_type", None), impl):
+        return Found(from_transformers(model.config, eos), ModelSource(model), _read_tokenizer(tokenizer))
+    from paceline.models import fallback_files
+
+    whole = fallback_files.find_object(model)
+    return Found(fallback_files.read_config(whole, eos), ModelSource(model), _read_tokenizer(tokenizer), whole)
+
+
+def locate(name: str, code: bool = False) -> Path:
+    """An alias is fetched, a path taken as it is; a hub id, OWNER/NAME or an old NAME alone, is asked of the hub.
+
+    code: with the code that comes with it.
+    """
     if name in catalog.ALIASES:
         return catalog.ensure(catalog.ALIASES[name])
     path = Path(os.path.expanduser(name))  # which leaves the ~ of nobody as it is
@@ -132,12 +163,12 @@ def locate(name: str) -> Path:
         hint = f"; did you mean {near!r}?" if near else ""
         raise CheckpointError(f"{missing} or a hub id{hint}")
     try:
-        return hub.download(name)
+        return hub.download(name, (*hub.EVERYTHING, "*.py")) if code else hub.download(name)
     except CheckpointError as error:
         raise error if "/" in name else CheckpointError(f"{missing}; {error}") from None
 
 
-def _read_tokenizer(given: Any) -> Any:
+def _read_tokenizer(given: Any, trust: bool = False) -> Any:
     """A path or an alias becomes a tokenizer; an object is taken as it is; None stays None (token ids in and out)."""
     if given is None or not isinstance(given, str | Path):
         if isinstance(given, int | float | list | tuple | dict | type):
@@ -157,11 +188,12 @@ def _read_tokenizer(given: Any) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(given, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(given, trust_remote_code=trust)
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise CheckpointError(
-                f"the tokenizer in {given} needs code that comes with it, and such code is never run"
+                f"the tokenizer in {given} comes with code of its own; such code is run only with "
+                "trust_remote_code=True (--trust-remote-code)"
             ) from None
         raise CheckpointError(f"the tokenizer in {given} cannot be read: {first_line(error)}") from None
 
@@ -179,6 +211,8 @@ def build(
 ) -> Loaded:
     """Read the weights and make the model. `Loaded.dtype` is the arithmetic's: float32 on the native kernels."""
     config, asked = found.config, dtype
+    if found.whole is not None:
+        return _build_whole(found, dtype, device, kernels, quantization)
     ops = select(kernels, device, dtype, quantization)
     if ops.name == "native":
         dtype = torch.float32
@@ -194,7 +228,18 @@ def build(
     for told in _dtype_notices(weights, None if dtype == asked else asked, quantization):
         log.warning("%s", told)
     _hand_back_memory()
-    return Loaded(model, found.tokenizer, config, dtype, unused)
+    return Loaded(model, found.tokenizer, config, dtype, unused, kernels)
+
+
+def _build_whole(
+    found: Found, dtype: torch.dtype, device: torch.device, kernels: str, quantization: str | None
+) -> Loaded:
+    """By transformers."""
+    from paceline.models import fallback_files
+
+    model = fallback_files.build(found.whole, found.config, dtype, device, kernels, quantization)
+    _hand_back_memory()
+    return Loaded(model, found.tokenizer, model.config, dtype, [], model.ops.name)
 
 
 def _dtype_notices(weights: Weights, asked: torch.dtype | None, quantization: str | None) -> Iterator[str]:

@@ -12,14 +12,17 @@ from paceline.models.json_file import read_object
 from paceline.models.quantised import refuse_config
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """From a Hugging Face folder's config.json (and generation_config.json, for the end tokens)."""
-    path = folder / "config.json"
+def read_raw(folder: Path) -> dict[str, Any]:
+    """What stands in a Hugging Face folder's config.json."""
     try:
-        raw = read_object(path)
+        return read_object(folder / "config.json")
     except FileNotFoundError:
         raise CheckpointError(f"{folder} has no config.json, so it is not a Hugging Face model folder") from None
-    kind = raw.get("model_type")
+
+
+def read_config(folder: Path, raw: dict[str, Any]) -> ModelConfig:
+    """From the same (and generation_config.json, for the end tokens)."""
+    path, kind = folder / "config.json", raw.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise CheckpointError(f"{path} says model_type {kind!r}; supported: {', '.join(FAMILIES)}")
     refuse_config(raw.get("quantization_config"), str(folder))
@@ -36,10 +39,10 @@ def read_config(folder: Path) -> ModelConfig:
         raise CheckpointError(f"{path} gives 0 where a count of at least 1 is needed") from None
     except Exception as error:
         raise CheckpointError(f"{path} is not a usable {kind} config: {first_line(error)}") from None
-    return from_transformers(config, _generation_eos(folder), str(path))
+    return from_transformers(config, generation_eos(folder), str(path))
 
 
-def _generation_eos(folder: Path) -> Any:
+def generation_eos(folder: Path) -> Any:
     try:
         return read_object(folder / "generation_config.json").get("eos_token_id")
     except FileNotFoundError:

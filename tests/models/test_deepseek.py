@@ -272,4 +272,4 @@ def test_the_published_model_would_take_what_its_paper_says() -> None:
 def test_a_form_that_is_none_is_refused() -> None:
     with pytest.raises(OptionError) as caught:
         LLM(tiny_deepseek("dense"), mla_use_matrix_absorption="sometimes")
-    assert_sentence(caught.value, "mla_use_matrix_absorption='sometimes'", "True, False")
+    assert_sentence(caught.value, "mla_use_matrix_absorption='sometimes'", "True or False")

@@ -65,7 +65,7 @@ def test_a_family_is_added_with_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path:
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="ministral"):
-        loader.find(tmp_path)
+        loader.find(tmp_path, impl="paceline")
     monkeypatch.setitem(FAMILIES, "ministral", Family("ministral", Llama, read_mistral))
     loaded = loader.build(loader.find(tmp_path), torch.float32, CPU, "torch", 64)
     ids = list(range(5, 35))

@@ -32,7 +32,7 @@ def test_a_config_that_is_not_text_is_refused(folder: Path) -> None:
 
 
 def test_an_unsupported_model_is_refused_naming_those_supported(folder: Path) -> None:
-    for other in ("mamba", None, [], {}, 5):
+    for other in ("not-there", None, [], {}, 5):
         configure(folder, model_type=other)
         refuse(folder, repr(other), "llama", "qwen2", "gpt2", "opt")
     with pytest.raises(CheckpointError) as caught:
@@ -41,7 +41,8 @@ def test_an_unsupported_model_is_refused_naming_those_supported(folder: Path) ->
                 transformers.GPTNeoXConfig(
                     vocab_size=97, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
                 )
-            )
+            ),
+            model_impl="paceline",
         )
     assert_sentence(caught.value, "'gpt_neox'", "llama")
 
