@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels import select
-from paceline.kernels.ops import Forward, Heads, Inputs
+from paceline.kernels.ops import Forward, Heads, Inputs, Weight
 from paceline.models.batch import Work
 from tests.kernels.networks import STATES, Blocks, table_of
 from tests.kernels.tiny import CPU, tokens
@@ -64,6 +64,15 @@ class Wrong:
 
 VECTOR = torch.ones(STATES + 1, dtype=torch.float32)
 HEADS = Heads(3, 1, 8)
+SAID = r"was given a row of|cannot be cut|cannot turn|is asked for with|packed from as many matrices|has no \d+ of them"
+
+
+def matrices(count: int, columns: int) -> Weight:
+    """One for each of so many heads."""
+    ones = [torch.ones(3, columns, dtype=torch.float32)] * count
+    return select("native", CPU, torch.float32).pack(ones, torch.float32, CPU)
+
+
 WRONG: dict[str, Callable[[Any, Any], Any]] = {
     "linear": lambda f, x: f.linear(f.concat(x, x), Blocks(select("native", CPU, torch.float32)).weights[0], None),
     "rms_norm": lambda f, x: f.rms_norm(x, VECTOR, 1e-5),
@@ -78,6 +87,13 @@ WRONG: dict[str, Callable[[Any, Any], Any]] = {
     "rope over too many heads": lambda f, x: f.rope(x, Heads(6, 1, 8), VECTOR[None, :4], VECTOR[None, :4]),
     "head_norm": lambda f, x: f.head_norm(x, Heads(6, 1, 8), VECTOR[:8], VECTOR[:8], 1e-5),
     "input": lambda f, x: f.input("states", STATES + 1),
+    "per_head": lambda f, x: f.per_head(f.concat(x, x), matrices(2, STATES + 1), 2),
+    "per_head of odd heads": lambda f, x: f.per_head(x, matrices(5, 4), 5),
+    "per_head of other heads": lambda f, x: f.per_head(x, matrices(2, 4), 4),
+    "per_head of one matrix": lambda f, x: f.per_head(x, Blocks(select("native", CPU, torch.float32)).weights[0], 2),
+    "latent_attention": lambda f, x: f.latent_attention(x, x, 2, 8, 0, 1.0),
+    "latent_attention of nothing": lambda f, x: f.latent_attention(f.concat(x, x), x, 2, 0, 0, 1.0),
+    "latent_attention of too much": lambda f, x: f.latent_attention(f.concat(x, x), x, 2, STATES + 1, 0, 1.0),
 }
 
 
@@ -85,7 +101,7 @@ WRONG: dict[str, Callable[[Any, Any], Any]] = {
 def test_rows_of_a_width_that_does_not_fit_are_refused_before_the_library_reads_them(word: str) -> None:
     ops = select("native", CPU, torch.float32)
     states = torch.zeros(3, STATES, dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"was given a row of|cannot be cut|cannot turn|is asked for with"):
+    with pytest.raises(ValueError, match=SAID):
         ops.run(Wrong(WRONG[word]), Inputs(None, None, {"states": states}), (), (), None)
 
 

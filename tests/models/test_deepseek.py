@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from paceline import LLM
 from paceline.errors import OptionError
 from paceline.kernels import KERNELS
 from paceline.kernels.training import Sequences, run_dense, weights_of
+from paceline.models.fp8 import dequantise
 from tests.models.folders import configure, greedy, refuse, rewrite
 from tests.models.running import run
 from tests.models.tiny_deepseek import CONFIGS, PACKABLE, build, tiny_deepseek
@@ -107,6 +110,34 @@ def test_modules_behind_the_last_layer_are_left_out(folder: Path, caplog: pytest
     assert build(folder).unused == ["model.layers.9.eh_proj.weight"], "a gap: that is no module"
 
 
+def test_a_config_as_deepseek_writes_it_is_read(tmp_path: Path) -> None:
+    model = tiny_deepseek("experts_yarn")
+    wanted = logits_of(model)
+    model.save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    yarn = said.pop("rope_parameters")
+    scaling = {name: value for name, value in yarn.items() if name not in ("rope_type", "rope_theta")}
+    for name in ("rope_interleave", "num_mtp_layers", "qk_head_dim", "head_dim", "dtype", "transformers_version"):
+        said.pop(name, None)
+    published = {
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+        "rope_theta": yarn["rope_theta"],
+        "rope_scaling": {**scaling, "type": "yarn"},
+        "num_nextn_predict_layers": 1,
+        "moe_layer_freq": 1,
+        "ep_size": 1,
+        "aux_loss_alpha": 0.001,
+        "seq_aux": True,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**said, **published}))
+    loaded = build(tmp_path)
+    assert loaded.unused == [] and loaded.config.torch_dtype == "bfloat16"
+    assert (run(loaded, ids(), [LENGTH])[0] - wanted).abs().max() <= TOLERANCE
+
+
 def to_blocks(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Eight bits a value, and a scale for each block."""
     rows, columns = (-(-size // step) for size, step in zip(matrix.shape, BLOCK))
@@ -155,6 +186,24 @@ def test_matrices_in_8_bit_blocks_are_read_as_what_they_stand_for(
     plain = build(folder, kernels, quantization=quantization)
     assert blocks.unused == plain.unused == []
     assert torch.equal(run(blocks, ids(), [LENGTH])[0], run(plain, ids(), [LENGTH])[0])
+
+
+def test_a_stack_of_matrices_is_read_matrix_by_matrix() -> None:
+    small, scales = zip(*(to_blocks(torch.randn(15, 30)) for _ in range(3)))
+    stack = dequantise(torch.stack(small), torch.stack(scales), BLOCK)
+    assert all(torch.equal(stack[n], dequantise(small[n], scales[n], BLOCK)) for n in range(3))
+
+
+def test_8_bit_blocks_of_a_model_in_memory_are_read_too() -> None:
+    model = tiny_deepseek("experts")
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    name = "model.layers.0.mlp.down_proj.weight"
+    state[name], state[f"{name}_scale_inv"] = to_blocks(state[name])
+    model.config.quantization_config = {"quant_method": "fp8", "weight_block_size": [*BLOCK]}
+    loaded = build(SimpleNamespace(config=model.config, state_dict=lambda: state))
+    model.load_state_dict({**model.state_dict(), name: dequantise(state[name], state[f"{name}_scale_inv"], BLOCK)})
+    assert loaded.unused == []
+    assert (run(loaded, ids(), [LENGTH])[0] - logits_of(model)).abs().max() <= TOLERANCE
 
 
 def test_8_bit_blocks_that_do_not_fit_are_refused(folder: Path) -> None:
@@ -209,7 +258,7 @@ def test_the_cache_holds_what_the_formulas_say(
         told = caplog.records[-1].message
         assert told.startswith(f"the cache takes {bytes_wanted} bytes") and f"would take {other} bytes" in told
         texts.append(greedy(llm))
-    record_property("shown", f"tiny deepseek, {kernels}: {told}")
+    record_property("shown", f"tiny deepseek, {kernels}: {caplog.records[0].message}")
     assert texts[0] == texts[1] and naive > 4 * latent
 
 

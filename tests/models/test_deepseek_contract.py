@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, DraftModel, EarlyExit, NGram
-from paceline.testing import BATCHES, SETTINGS, SITUATIONS, prompts, set_apart, tokens_of
+from paceline.testing import BATCHES, SETTINGS, SITUATIONS, launch, prompts, set_apart, tokens_of
 from tests.fakes import Recorded, Replay
 from tests.models.tiny_deepseek import PACKABLE, tiny_deepseek
 
@@ -18,7 +18,7 @@ DRAFTERS: dict[str, Callable[[Recorded], Any]] = {
     "replay": lambda known: Replay(known, seed=3, trees=False),
     "replay_tree": lambda known: Replay(known, seed=3, trees=True),
     "early_exit": lambda known: EarlyExit(3, layers=1),
-    "draft_is_target": lambda known: DraftModel(model("experts_yarn"), 3),
+    "draft_is_alike": lambda known: DraftModel(model("experts_yarn", packable=True), 3),
 }
 NATIVE = {  # how the native kernels hold it
     "floats": {},
@@ -74,13 +74,15 @@ def test_a_drafter_changes_no_token_of_a_deepseek_model(name: str, situation: st
         assert llm.engine.scheduler.num_preemptions > 0
 
 
-@pytest.mark.parametrize("form", [True, False], ids=["absorbed", "naive"])
-@pytest.mark.parametrize("name", ["ngram", "replay_tree"])
-def test_a_prefix_hit_changes_no_token(name: str, form: bool) -> None:
-    wanted = tokens_of(deepseek_llm(mla_use_matrix_absorption=form), 3, "seeded")
-    llm = deepseek_llm(DRAFTERS[name](recorded(wanted)), block_size=4, mla_use_matrix_absorption=form)
-    assert tokens_of(llm, 3, "seeded") == wanted
-    again = [output.outputs[0] for output in llm.generate(prompts(3), SETTINGS["seeded"])]
+@pytest.mark.parametrize("kernels", ["reference", "native"])
+@pytest.mark.parametrize("absorbed", [True, False], ids=["absorbed", "naive"])
+@pytest.mark.parametrize("name, batch, setting", [("ngram", 1, "greedy"), ("replay_tree", 3, "seeded")])
+def test_a_prefix_hit_changes_no_token(name: str, batch: int, setting: str, absorbed: bool, kernels: str) -> None:
+    options: dict[str, Any] = {"kernels": kernels, "mla_use_matrix_absorption": absorbed}
+    wanted = tokens_of(deepseek_llm(**options), batch, setting)
+    llm = deepseek_llm(DRAFTERS[name](recorded(wanted)), block_size=4, **options)
+    assert tokens_of(llm, batch, setting) == wanted
+    again = [output.outputs[0] for output in llm.generate(prompts(batch), SETTINGS[setting])]
     assert all(output.stats.prefix_hit for output in again), "a test of prefix hits needs some"
     assert [output.token_ids for output in again] == wanted
 
@@ -90,7 +92,7 @@ def native_rows() -> list[tuple[str, str, int, str, dict[str, Any]]]:
     return [
         (how, name, BATCHES[(first + second) % 2], list(SETTINGS)[(first + second) % 3], places[(first + second) % 7])
         for first, how in enumerate(NATIVE)
-        for second, name in enumerate(("ngram", "replay", "replay_tree", "early_exit"))
+        for second, name in enumerate(DRAFTERS)
     ]
 
 
@@ -102,6 +104,15 @@ def test_a_drafter_changes_no_token_on_the_native_kernels(
     drafter = DRAFTERS[name](recorded(wanted))
     llm = deepseek_llm(drafter, kernels="native", packable=True, **NATIVE[how], **situation)
     assert tokens_of(llm, batch, setting) == wanted
+
+
+@pytest.mark.parametrize("drafter", [NGram(5, min_match=1), EarlyExit(3, layers=1)], ids=["ngram", "early_exit"])
+def test_rounds_on_the_torch_kernels_wait_for_nothing(drafter: Any) -> None:
+    """On a device that has shapes and no data, so that any read would raise."""
+    llm = LLM(model("experts_yarn"), device="meta", kernels="torch", max_model_len=64, max_num_seqs=4)
+    llm.engine.depth = 1000
+    llm.set_drafter(drafter)
+    launch(llm, "seeded")
 
 
 def test_replay_accepts_every_length_and_every_branch(record_property: Callable[[str, object], None]) -> None:
