@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paceline.cache.kv import KVCache
 from paceline.cache.slots import Slots
-from paceline.drafters import speculators
+from paceline.drafters import speculators, table
 from paceline.drafters.base import Context, Needs, Taps, Target
 from paceline.drafters.cached import StateReader
 from paceline.drafters.checkpoint import Checkpoint, check_options
@@ -79,9 +79,11 @@ class MTPDrafter(StateReader):
         if self.config.model is not None:
             return Checkpoint(self.config.model)
         if not is_folder(Path(target.origin)):
+            kind = table.find(self.name)
+            assert kind is not None
             raise OptionError(
-                f"drafter {self.name!r} reads the target's own folder, but {target.origin or 'the target'} has none; "
-                "give MTP(model=…), a folder of modules"
+                f"drafter {self.name!r} without a model reads the target's own folder, but the target is "
+                f"{target.origin or 'none'}; write {kind.written('model=…')}"
             )
         return Checkpoint(target.origin)
 

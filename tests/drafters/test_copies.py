@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline import LLM, DFlash, Eagle, Glide, Medusa, SamplingParams
+from paceline import LLM, MTP, DFlash, Eagle, Glide, Medusa, SamplingParams
 from paceline.kernels.cpu.library import library
 from tests.drafters.tiny_eagle import Facts, config_of, random_tensors, write
 from tests.drafters.tiny_heads import write as write_heads
 from tests.drafters.tiny_medusa import medusa_weights, vllm_names
+from tests.drafters.tiny_mtp import modules, named
 from tests.drafters.tiny_readers import dflash_config, dflash_state, glide_state, write_dflash, write_glide
+from tests.drafters.tiny_readers import write as write_folder
 from tests.fakes import VOCAB, tiny_model
 
 Parts = tuple[Tensor, Tensor]  # an embedding and a vocabulary head
@@ -46,19 +48,25 @@ def glide(parts: Parts, folder: Path) -> Glide:
     return Glide(str(write_glide(folder, state=glide_state(hidden=32) | own, **sizes)), 3)
 
 
+def mtp(parts: Parts, folder: Path) -> MTP:
+    (state,) = modules("deepseek", 1)
+    state |= {"embed_tokens.weight": parts[0], "shared_head.head.weight": parts[1]}
+    return MTP(str(write_folder(folder, {"model_type": "deepseek_v3"}, named("deepseek", [state]))), 3)
+
+
 def shared_medusa(parts: Parts, folder: Path) -> Medusa:
     names = vllm_names(medusa_weights(outs="shared"), shared=True)
     (head,) = [name for name in names if name.startswith("lm_heads.")]
     return Medusa(write_heads({"model_type": "medusa"}, names | {head: parts[1]}))
 
 
-MAKERS: dict[str, Callable[[Parts, Path], Any]] = {"eagle": eagle, "dflash": dflash, "glide": glide}
+MAKERS: dict[str, Callable[[Parts, Path], Any]] = {"eagle": eagle, "dflash": dflash, "glide": glide, "mtp": mtp}
 
 
 def held(llm: LLM) -> tuple[Any, Any]:
     """A drafter's embedding and head."""
     drafter: Any = llm.engine.drafter
-    network = drafter.model if hasattr(drafter, "model") else drafter.network
+    network = drafter.modules[0] if hasattr(drafter, "modules") else getattr(drafter, "model", None) or drafter.network
     return network.embedding, network.head
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from paceline import LLM, MTP, SamplingParams
 from paceline.cli import app
 from paceline.drafters.formats import find_held
+from paceline.errors import CheckpointError
 from paceline.kernels.cpu.library import library
 from paceline.models.fp8 import dequantise
 from paceline.testing import prompts
@@ -27,6 +29,7 @@ from tests.drafters.mtp_models import (
     hand_of,
     model_of,
     module_state,
+    named_modules,
     write_apart,
     write_whole,
 )
@@ -173,3 +176,23 @@ def test_a_module_in_8_bit_blocks_is_read_inside_and_apart(tmp_path: Path) -> No
         assert torch.equal(spy.made.modules[0].layer.out.weight.data, wanted)
         seen.append(spy.seen)
     assert seen[0] == seen[1] and len(seen[0]) > 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tensor_of_a_module_that_is_missing_misshapen_or_strange_is_refused_in_a_sentence(
+    kind: str, tmp_path: Path
+) -> None:
+    whole = named_modules(kind, 1)
+    llm = LLM(model_of(kind), kernels="torch", max_model_len=64, device="cpu")
+    few = [name for name in whole if not re.search(r"experts\.[1-6]\.", name)]
+    for name in few:
+        rest = {other: tensor for other, tensor in whole.items() if other != name}
+        longer = torch.cat([whole[name], whole[name][:1]])
+        for state in (rest, rest | {name: longer}, rest | {name: whole[name][None]}, whole | {f"{name}.more": longer}):
+            if state is rest and name.endswith("e_score_correction_bias"):
+                continue  # zero, then
+            with pytest.raises(CheckpointError) as caught:
+                llm.set_drafter(MTP(str(write(tmp_path, {}, state))))
+            told = str(caught.value)
+            assert len(told.splitlines()) == 1 and (name.rpartition(".")[0] in told or "a hidden size of 33" in told)
+    llm.set_drafter(MTP(str(write(tmp_path, {}, whole))))
