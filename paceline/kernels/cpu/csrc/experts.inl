@@ -129,9 +129,10 @@ void expert_linear(Run& run, std::atomic<int64_t>& counter, const Op& op) {
     run.share(counter, units, chunk_of(run, units, many), [&](int64_t begin, int64_t end) {
         while (begin < end) {
             const int64_t which = begin / tiles, stop = std::min(end, (which + 1) * tiles), first = pairs.starts[which];
-            const Rows rows{run.scratch.pieces.data() + first * blocks, run.scratch.values.data() + first, pairs.count(which)};
+            const Rows rows{run.scratch.pieces.data() + first * blocks, run.scratch.values.data() + first, pairs.count(which),
+                            pairs.products.data() + first * each};
             const Weight w = expert_of(stack, pairs.chosen[which], op.n1);
-            multiply(run.local, w, begin - which * tiles, stop - which * tiles, rows, pairs.products.data() + first * each, nullptr);
+            multiply(run.local, w, begin - which * tiles, stop - which * tiles, rows, nullptr);
             begin = stop;
         }
     });
