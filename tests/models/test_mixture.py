@@ -22,7 +22,7 @@ from paceline.models.mixture import Layer, MixtureLlama
 from paceline.models.sources import half_split_order
 from tests.kernels.tiny import write_mixed
 from tests.models.folders import configure, refuse
-from tests.models.gguf_files import write
+from tests.models.gguf_files import finish, write
 from tests.models.running import CPU, run
 from tests.sentences import assert_sentence
 
@@ -170,6 +170,23 @@ def test_packed_experts_of_a_file_are_what_the_gguf_package_reads(tmp_path: Path
         wanted = model(torch.tensor([IDS])).logits[0]
     assert (run(load(path, "torch"), IDS, [25, 15])[0] - wanted).abs().max() <= 1e-4 * wanted.abs().max()
     assert distance(run(load(path), IDS, [25, 15])[0], wanted) <= 0.05 and wanted.std() > 0.5
+
+
+def test_files_that_have_their_experts_one_by_one_are_read_too(tmp_path: Path) -> None:
+    write(tmp_path / "stacks.gguf", "mixtral", gguf.GGMLQuantizationType.Q8_0)
+    reader = gguf.GGUFReader(tmp_path / "stacks.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "apart.gguf", "llama")
+    for key, field in reader.fields.items():
+        if key.startswith(("llama.", "tokenizer.")):
+            writer.add_key_value(key, field.contents(), field.types[0])
+    for tensor in reader.tensors:
+        apart = tensor.name.endswith("_exps.weight")
+        for number, part in enumerate(tensor.data if apart else [tensor.data]):
+            name = tensor.name.replace("_exps.weight", f".{number}.weight")
+            writer.add_tensor(name, np.array(part), raw_dtype=tensor.tensor_type)
+    finish(writer)
+    stacks, apart = (load(tmp_path / f"{name}.gguf") for name in ("stacks", "apart"))
+    assert apart.unused == [] and torch.equal(run(stacks, IDS, [40])[0], run(apart, IDS, [40])[0])
 
 
 @pytest.mark.parametrize("layout", ["file", "folder", "folder as int4"])
