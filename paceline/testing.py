@@ -91,10 +91,10 @@ def tiny_model(layers: int = 2, hidden: int = 32, seed: int = 0, vocab: int = VO
     return transformers.LlamaForCausalLM(config).eval().float()
 
 
-def tiny_llm(drafter: Any = None, behind: int | None = None, **options: Any) -> LLM:
-    """behind: on a device that is so many rounds behind the host."""
+def tiny_llm(drafter: Any = None, behind: int | None = None, target: Any = None, **options: Any) -> LLM:
+    """behind: on a device that is so many rounds behind the host. target: another model than `tiny_model()`."""
     given = {"kernels": "reference", "max_model_len": 200, "device": "cpu", **options}
-    llm = LLM(tiny_model(), drafter=None if behind is not None else drafter, **given)
+    llm = LLM(target or tiny_model(), drafter=None if behind is not None else drafter, **given)
     if behind is not None:
         set_apart(llm, behind)
         llm.set_drafter(drafter)
@@ -163,13 +163,14 @@ class Wavering:
         return next(self._sizes)
 
 
-def check_drafter(factory: Callable[[], Any], kernels: str = "reference") -> Checked:
+def check_drafter(factory: Callable[[], Any], kernels: str = "reference", target: Any = None) -> Checked:
     """Hold a drafter to the contract; an AssertionError says where it broke.
 
     factory: makes what `LLM(drafter=…)` takes, for a Llama of 97 tokens, 2 layers and hidden size 32 (`tiny_model()`).
+    target: another model to draft for, of 97 tokens too.
     """
     checked, settings = Checked(), itertools.cycle(SETTINGS)
-    wanted = _wanted(kernels)
+    wanted, make_llm = _wanted(kernels, target), functools.partial(tiny_llm, kernels=kernels, target=target)
 
     def check(where: str, llm: LLM, batch: int, setting: str, **changes: Any) -> None:
         found = _run(llm, batch, setting, **changes)
@@ -182,12 +183,12 @@ def check_drafter(factory: Callable[[], Any], kernels: str = "reference") -> Che
     config = make(factory())
     if config is not None and config.create().on_device:
         for setting in SETTINGS:
-            check_reads_nothing(factory, setting)
+            check_reads_nothing(factory, setting, target)
     for situation, batch in itertools.product(SITUATIONS, BATCHES):
-        llm = tiny_llm(factory(), kernels=kernels, **SITUATIONS[situation])
+        llm = make_llm(factory(), **SITUATIONS[situation])
         check(situation, llm, batch, next(settings))
     for batch, setting in zip(itertools.cycle(BATCHES), SETTINGS):
-        llm = tiny_llm(factory(), kernels=kernels, block_size=4)
+        llm = make_llm(factory(), block_size=4)
         for where in ("a first run", "prefix hits"):
             check(where, llm, batch, setting)
         check("no drafts", llm, batch, setting, max_draft_tokens=0)
@@ -199,19 +200,18 @@ def check_drafter(factory: Callable[[], Any], kernels: str = "reference") -> Che
         check("switched off", llm, batch, setting)
         llm.set_drafter(factory())
         check("switched on again", llm, batch, setting)
-    _check_switch(factory, wanted(3, "seeded"), kernels)
+    _check_switch(factory, wanted(3, "seeded"), make_llm(factory(), block_size=4))
     return checked
 
 
-def _wanted(kernels: str) -> Callable[[int, str], list[list[int]]]:
-    if kernels == "reference":
+def _wanted(kernels: str, target: Any) -> Callable[[int, str], list[list[int]]]:
+    if kernels == "reference" and target is None:
         return plain
-    return functools.cache(lambda batch, setting: tokens_of(tiny_llm(kernels=kernels), batch, setting))
+    return functools.cache(lambda batch, setting: tokens_of(tiny_llm(kernels=kernels, target=target), batch, setting))
 
 
-def _check_switch(factory: Callable[[], Any], wanted: list[list[int]], kernels: str) -> None:
+def _check_switch(factory: Callable[[], Any], wanted: list[list[int]], llm: LLM) -> None:
     """Off, on and over to a fresh one, in the middle of three answers."""
-    llm = tiny_llm(factory(), kernels=kernels, block_size=4)
     names = [llm.add(Prompt(None, ids), SETTINGS["seeded"]) for ids in prompts(3)]
     said: dict[str, list[int]] = {name: [] for name in names}
     for number in itertools.count():
@@ -224,9 +224,10 @@ def _check_switch(factory: Callable[[], Any], wanted: list[list[int]], kernels: 
     assert list(said.values()) == wanted, f"switched in mid-answer: plain decoding says {wanted}"
 
 
-def on_nothing(drafter: Any, acceptance: str = "exact") -> LLM:
+def on_nothing(drafter: Any, acceptance: str = "exact", target: Any = None) -> LLM:
     """An LLM on the device without data, which never waits for a round."""
-    llm = LLM(tiny_model(), device="meta", kernels="torch", max_model_len=64, acceptance=acceptance, max_num_seqs=4)
+    options: dict[str, Any] = {"device": "meta", "kernels": "torch", "max_model_len": 64, "max_num_seqs": 4}
+    llm = LLM(target or tiny_model(), acceptance=acceptance, **options)
     llm.engine.depth = 1000
     llm.set_drafter(drafter)
     return llm
@@ -239,10 +240,10 @@ def launch(llm: LLM, setting: str) -> None:
         assert llm.step() == [], "nothing can have been read"
 
 
-def check_reads_nothing(factory: Callable[[], Any], setting: str = "greedy") -> None:
+def check_reads_nothing(factory: Callable[[], Any], setting: str = "greedy", target: Any = None) -> None:
     """Rounds on a device without data, with lists of slots that no drafter may walk through."""
     with closed_lists():
-        launch(on_nothing(factory()), setting)
+        launch(on_nothing(factory(), target=target), setting)
 
 
 class Closed(list[int]):

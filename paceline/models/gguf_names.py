@@ -24,8 +24,15 @@ class GGUFNames:
     more: More | None = None  # fields from other metadata
 
     def hugging_face(self, name: str) -> str:
-        """A tensor's name in Hugging Face spelling; unknown ones stay as they are and will be reported as unused."""
-        match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-        if match and match[2] in self.layer:
-            return f"{self.layers}.{match[1]}.{self.layer[match[2]]}.{match[3]}"
-        return self.tensors.get(name, name)
+        """A tensor's name in Hugging Face spelling; unknown ones stay as they are and will be reported as unused.
+
+        The first files of models with experts have them one by one: ffn_gate.3 is one of what ffn_gate_exps stacks.
+        """
+        match = re.fullmatch(r"blk\.(\d+)\.(\w+?)(?:\.(\d+))?\.(weight|bias)", name)
+        ours = match and self.layer.get(match[2] if match[3] is None else f"{match[2]}_exps")
+        if not match or not ours:
+            return self.tensors.get(name, name)
+        if match[3] is not None:
+            stem, last = ours.rsplit(".", 1)
+            ours = f"{stem}.{match[3]}.{last}"
+        return f"{self.layers}.{match[1]}.{ours}.{match[4]}"

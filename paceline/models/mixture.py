@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.errors import CheckpointError
 from paceline.kernels.ops import Forward, Routing
 from paceline.models import llama
-from paceline.models.config import MixtureConfig, ModelConfig
+from paceline.models.config import MixtureConfig, ModelConfig, is_whole
 from paceline.models.gguf_names import More, NumberOf
 from paceline.models.layers.experts import NAMES, load_mixture
 from paceline.models.weights import Weights
@@ -45,6 +46,8 @@ def read_mixtral(config: Any) -> dict[str, Any]:
 def read_qwen(config: Any) -> dict[str, Any]:
     """Every so many layers have experts, and some are named that have none."""
     step, plain = config.decoder_sparse_step, config.mlp_only_layers or ()
+    if not is_whole(step) or step < 1:
+        raise CheckpointError(f"a config gives decoder_sparse_step={step!r}; allowed: a whole number from 1 on")
     dense = (n for n in range(config.num_hidden_layers) if n in plain or (n + 1) % step)
     routing = Routing(config.num_experts_per_tok, "softmax", bool(config.norm_topk_prob))
     mixture = MixtureConfig(config.num_experts, config.moe_intermediate_size, routing, tuple(dense))
