@@ -33,8 +33,8 @@ class Latent:
 
     rank: int  # of the row that keys and values are made of
     query_rank: int | None  # None: queries are made of the hidden state itself
-    plain_dim: int  # of a key, made of that row; a head's values before or behind it turn
-    rope_dim: int  # of a key, one for all heads
+    plain_dim: int  # of a key's part that is made of that row
+    rope_dim: int  # of its part that turns, which stands in the row as it is, once for all heads
     value_dim: int
     interleaved: bool  # in files, the values that turn stand pair by pair
     absorbed: bool = True  # the matrices that make keys and values belong to queries and results; the row is cached

@@ -206,8 +206,10 @@ def _read_mixture(config: Any) -> MixtureConfig:
         raise CheckpointError(f"the deepseek_v3 config gives scoring_func={scoring!r}; allowed: 'sigmoid'")
     width, first = config.moe_intermediate_size, config.first_k_dense_replace
     step = getattr(config, "moe_layer_freq", 1)
-    if not is_whole(step) or step < 1:
-        raise CheckpointError(f"the deepseek_v3 config gives moe_layer_freq={step!r}; allowed: a whole number above 0")
+    for name, value, least in (("moe_layer_freq", step, 1), ("first_k_dense_replace", first, 0)):
+        if not is_whole(value) or value < least:
+            told = f"the deepseek_v3 config gives {name}={value!r}"
+            raise CheckpointError(f"{told}; allowed: a whole number from {least} on")
     routing = Routing(
         config.num_experts_per_tok,
         scoring,
@@ -216,7 +218,8 @@ def _read_mixture(config: Any) -> MixtureConfig:
         config.n_group or 1,
         config.topk_group or 1,
     )
-    dense = tuple(number for number in range(config.num_hidden_layers) if number < first or number % step)
+    layers = range(config.num_hidden_layers)
+    dense = tuple(layers[:first] if step == 1 else (number for number in layers if number < first or number % step))
     shared = width * (config.n_shared_experts or 0)
     return MixtureConfig(config.n_routed_experts, width, routing, dense, shared)
 

@@ -91,7 +91,9 @@ def load(name: str, kernels: str = "native") -> loader.Loaded:
     if name in CONFIGS or name in HALVES:
         return loader.build(loader.find(make(name)), torch.float32, CPU, kernels, LONGEST)
     if name in LATENT:
-        return build(tiny_deepseek("experts_yarn", **PACKABLE), kernels, **LATENT[name])
+        packs = kernels == "native"  # which alone can
+        how = {key: value for key, value in LATENT[name].items() if packs or key != "quantization"}
+        return build(tiny_deepseek("experts_yarn", **PACKABLE), kernels, **how)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
         if name.endswith("K_mixed"):

@@ -226,6 +226,8 @@ def test_8_bit_blocks_that_do_not_fit_are_refused(folder: Path) -> None:
         ({"num_key_value_heads": 2}, ("num_key_value_heads=2", "4")),
         ({"scoring_func": "softmax"}, ("scoring_func='softmax'", "sigmoid")),
         ({"moe_layer_freq": 0}, ("moe_layer_freq=0",)),
+        ({"first_k_dense_replace": -1}, ("first_k_dense_replace=-1",)),
+        ({"first_k_dense_replace": None}, ("first_k_dense_replace=None",)),
         ({"n_group": 3}, ("3", "8")),
         ({"num_experts_per_tok": 5}, ("5", "4")),
         ({"v_head_dim": 11}, ("kv_b_proj",)),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, DraftModel, EarlyExit, NGram
-from paceline.testing import BATCHES, SETTINGS, SITUATIONS, launch, prompts, set_apart, tokens_of
+from paceline.testing import BATCHES, SETTINGS, SITUATIONS, launch, on_nothing, prompts, tiny_llm, tokens_of
 from tests.fakes import Recorded, Replay
 from tests.models.tiny_deepseek import PACKABLE, tiny_deepseek
 
@@ -35,12 +35,7 @@ def model(name: str, packable: bool = False) -> Any:
 
 
 def deepseek_llm(drafter: Any = None, behind: int | None = None, packable: bool = False, **options: Any) -> LLM:
-    given = {"kernels": "reference", "max_model_len": 200, "device": "cpu", **options}
-    llm = LLM(model("experts_yarn", packable), drafter=None if behind is not None else drafter, **given)
-    if behind is not None:
-        set_apart(llm, behind)
-        llm.set_drafter(drafter)
-    return llm
+    return tiny_llm(drafter, behind, model("experts_yarn", packable), **options)
 
 
 @functools.cache
@@ -109,10 +104,7 @@ def test_a_drafter_changes_no_token_on_the_native_kernels(
 @pytest.mark.parametrize("drafter", [NGram(5, min_match=1), EarlyExit(3, layers=1)], ids=["ngram", "early_exit"])
 def test_rounds_on_the_torch_kernels_wait_for_nothing(drafter: Any) -> None:
     """On a device that has shapes and no data, so that any read would raise."""
-    llm = LLM(model("experts_yarn"), device="meta", kernels="torch", max_model_len=64, max_num_seqs=4)
-    llm.engine.depth = 1000
-    llm.set_drafter(drafter)
-    launch(llm, "seeded")
+    launch(on_nothing(drafter, target=model("experts_yarn")), "seeded")
 
 
 def test_replay_accepts_every_length_and_every_branch(record_property: Callable[[str, object], None]) -> None:
