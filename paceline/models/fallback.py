@@ -32,21 +32,21 @@ class PageLayer(CacheLayerMixin):  # type: ignore[misc]
 
     is_compileable, is_sliding, is_croppable = False, False, False
 
-    def __init__(self, kept: LayerCache, look: Pass, write: Tensor) -> None:
+    def __init__(self, kept: LayerCache, look: Pass) -> None:
         super().__init__()
-        self._kept, self._look, self._write = kept, look, write
+        self._kept, self._look = kept, look
 
     def update(self, key: Tensor, value: Tensor, *ignored: Any, **more: Any) -> tuple[Tensor, Tensor]:
         """key and value [G, heads, R, D] → the same for all positions [G, heads, C+R, D]."""
-        found = []
+        found, look = [], self._look
         for part, new in zip(self._kept, (key, value)):
-            part.index_copy_(0, self._write, new.transpose(1, 2).flatten(0, 1).to(part.dtype))
-            past = part[self._look.past].transpose(1, 2).to(new.dtype)
-            found.append(torch.cat([past, new], dim=2))
+            part.index_copy_(0, look.write.flatten(), new.transpose(1, 2).flatten(0, 1).to(part.dtype))
+            heads = part.transpose(0, 1).index_select(1, look.keys.flatten())  # a head's rows lie side by side
+            found.append(heads.view(len(heads), *look.keys.shape, -1).transpose(0, 1).to(new.dtype))
         return found[0], found[1]
 
     def get_seq_length(self) -> int:
-        return self._look.past.shape[1]
+        return self._look.keys.shape[1] - self._look.write.shape[1]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
@@ -121,7 +121,7 @@ class Fallback(Model):
         states = {tap: like.new_zeros(len(batch.ids), self.tap_width(tap)) for tap in {*taps, FINAL}}
         for members in [[one] for one in strands] if self.alone else group(strands, alike=not self.pads):
             look = gather(layout, members)
-            layers = [PageLayer(kept, look, layout.write[look.rows.flatten()]) for kept in caches]
+            layers = [PageLayer(kept, look) for kept in caches]
             found = self._run(batch.ids[look.rows], layout.positions[look.rows], Cache(layers=layers), look.seen, taps)
             for tap, state in found.items():  # padding rows, which no strand has, stay zeros
                 states[tap][look.rows] = state.to(like.dtype)
@@ -139,7 +139,7 @@ class Fallback(Model):
         self, ids: Tensor, positions: Tensor, cache: Cache, seen: Tensor | None, taps: tuple[int, ...] = ()
     ) -> dict[int, Tensor]:
         """One pass of the body: strands [G, R] → their states [G, R, H] at the taps, and the final ones."""
-        mask = None if seen is None else torch.cat([seen, torch.ones_like(ids, dtype=torch.bool)], dim=1).long()
+        mask = None if seen is None else seen.long()
         given = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, "past_key_values": cache}
         with self._tapping(taps) as states:
             out = self.body(**self._taken({**given, "use_cache": True}))

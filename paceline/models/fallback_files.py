@@ -178,20 +178,25 @@ def build(
     """Read the weights, and hold the module to what it has to do."""
     ops = find_ops(kernels, device, dtype, quantization)
     module = read_folder(whole, dtype) if whole.module is None else place(whole.module, dtype, device)
-    module = module.to(device).eval()
-    body = find_body(module)
-    if body is None or module.get_input_embeddings() is None or module.get_output_embeddings() is None:
-        raise CheckpointError(f"{whole.label}: {type(module).__name__} is not made of tokens, layers and a head")
-    config = replace(config, vocab_size=module.get_output_embeddings().weight.shape[0])  # as many as there are logits
-    model = Fallback(config, ops, module, body)
-    model.specs = measure(model)
-    prove(model)
+    name = type(module.to(device).eval()).__name__
+    try:
+        body = find_body(module)
+        if body is None or module.get_output_embeddings() is None:
+            raise CheckpointError(f"{whole.label}: {name} is not made of tokens, layers and a head")
+        vocabulary = module.get_output_embeddings().weight.shape[0]  # as many as there are logits, whatever was said
+        model = Fallback(replace(config, vocab_size=vocabulary), ops, module, body)
+        model.specs = measure(model)
+        prove(model)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{whole.label}: {name} cannot be run: {first_line(error)}") from None
     log.warning(
         "%s (model type %s) is run by transformers' %s, the fallback: slower than code of ours. Drafters without a "
         "model, draft models, and heads that read states can draft for it",
         whole.label,
         config.architecture,
-        type(module).__name__,
+        name,
     )
     return model
 

@@ -35,8 +35,9 @@ class Pass:
     """G strands of R rows, computed together; C positions before them."""
 
     rows: Tensor  # [G, R] rows of the batch
-    past: Tensor  # [G, C] rows of the cache, by position; 0, which is nobody's, where there is none
-    seen: Tensor | None  # [G, C] whether there is one; None: everywhere
+    write: Tensor  # [G, R] where in the cache their keys go
+    keys: Tensor  # [G, C+R] rows of the cache, by position, theirs last; 0, which is nobody's, where there is none
+    seen: Tensor | None  # [G, C+R] whether there is one; None: everywhere
 
 
 def cut(layout: Layout, alone: bool = False) -> list[Strand]:
@@ -90,5 +91,7 @@ def gather(layout: Layout, strands: list[Strand]) -> Pass:
         line = torch.where(position >= base, base + layout.path[heads].gather(1, depth), position)
     seen = position >= (0 if layout.first is None else layout.first[heads][:, None])
     past = torch.where(seen, cache_rows(layout, layout.slots[heads][:, None], line.clamp(min=0)), 0)
+    write = layout.write[rows]
     padded = any(strand.past < reach for strand in strands)
-    return Pass(rows, past, seen if padded else None)
+    seen = torch.cat([seen, torch.ones_like(write, dtype=torch.bool)], dim=1)
+    return Pass(rows, write, torch.cat([past, write], dim=1), seen if padded else None)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import dynamic_module_utils
 
 CODE = """
 from pathlib import Path
@@ -84,13 +87,19 @@ class OwnForCausalLM(PreTrainedModel):
 """
 
 
-def write(folder: Path) -> Path:
+def keep_apart(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """transformers copies code it runs into a package of its own: into this folder, which goes with the test."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(folder))
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+
+
+def write(folder: Path, vocab: int = 97) -> Path:
     """Its code, its config and random weights; the code leaves a file `was-run` when it is run."""
     folder.mkdir(parents=True)
     (folder / "own.py").write_text(CODE.replace("MARK", repr(str(folder / "was-run"))))
     named = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
-    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": named, "eos_token_id": 2}))
-    shapes = {"body.words.weight": (97, 32), "body.places.weight": (256, 32), "head.weight": (97, 32)}
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": named, "vocab_size": vocab}))
+    shapes = {"body.words.weight": (vocab, 32), "body.places.weight": (256, 32), "head.weight": (vocab, 32)}
     for block in ("body.blocks.0", "body.blocks.1"):
         shapes |= {f"{block}.qkv.weight": (96, 32), f"{block}.qkv.bias": (96,)}
         shapes |= {f"{block}.out.weight": (32, 32), f"{block}.out.bias": (32,)}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from transformers import dynamic_module_utils
 
 from paceline import LLM, DraftModel, NGram, SamplingParams
 from paceline.errors import CheckpointError, OptionError, PacelineError
@@ -96,6 +94,14 @@ def test_a_tensor_of_another_shape_is_refused(phi: Path) -> None:
 
     rewrite(phi, cut)
     refused(phi, str(phi))
+
+
+def test_a_config_that_its_module_cannot_run_is_refused(tmp_path: Path) -> None:
+    make("mpt").save_pretrained(tmp_path / "mpt")
+    configure(tmp_path / "mpt", n_heads=3)
+    refused(tmp_path / "mpt", "MptForCausalLM cannot be run")
+    configure(tmp_path / "mpt", n_heads="three")
+    refused(tmp_path / "mpt", str(tmp_path / "mpt"))
 
 
 def test_what_needs_code_of_ours_is_refused(phi: Path) -> None:
@@ -224,9 +230,7 @@ def test_a_model_of_another_family_drafts_too() -> None:
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """transformers copies code it runs into a package of its own: here, into a folder that goes with the test."""
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "modules"), *sys.path])
+    own_code.keep_apart(monkeypatch, tmp_path / "modules")
     return own_code.write(tmp_path / "own")
 
 

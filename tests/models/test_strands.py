@@ -68,9 +68,15 @@ def test_the_past_is_gathered_by_position_and_padded_on_the_left() -> None:
     short, long = (next(one for one in cut(layout) if one.rows[0] == row) for row in (12, 5))
     look = gather(layout, [short, long])
     own = [7 * 8 + line for line in range(8)] + [3 * 8, 3 * 8 + 1]  # 8 lines, the newest token's, node 0's
-    assert look.seen is not None and look.seen[0].tolist() == [False] * 11 + [True] * 10
-    assert look.past[0].tolist() == [0] * 11 + own
-    assert look.past[1].tolist() == [page * 8 + line for page in (5, 2) for line in range(8)] + [72, 73, 74, 75, 76]
+    assert look.seen is not None and look.seen[0].tolist() == [False] * 11 + [True] * 12
+    assert look.keys[0].tolist() == [0] * 11 + own + look.write[0].tolist()
+    assert look.keys[1, :21].tolist() == [page * 8 + line for page in (5, 2) for line in range(8)] + [
+        72,
+        73,
+        74,
+        75,
+        76,
+    ]
 
 
 def test_rows_of_nobody_are_in_no_strand() -> None:
