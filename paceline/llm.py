@@ -24,7 +24,7 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.update import Update
 from paceline.errors import OptionError, not_an_object
-from paceline.models import loader
+from paceline.models import catalog, loader
 from paceline.models.catalog import DEFAULT_MODEL
 from paceline.outputs import Chunk, RequestOutput, Score, completion
 from paceline.params import SamplingParams
@@ -82,6 +82,8 @@ class LLM(Shared):
         config = compat.make(translated.pop("drafter", None), self._num_draft_tokens)
         self.options = EngineOptions(**translated)
         device = loader.find_device(self.options.device)
+        if self.options.accept_licence and isinstance(model, str) and model in catalog.ALIASES:
+            catalog.accept(model)
         found = loader.find(model, tokenizer)
         dtype = loader.find_dtype(self.options.dtype, found.config, device)
         max_model_len = self._find_length(found.config.max_position)
