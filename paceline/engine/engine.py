@@ -163,12 +163,12 @@ class Engine:
 
     def _launch(self) -> bool:
         """Schedule and run a round; whether there was one."""
-        times = Times(start=time.perf_counter())
+        times, budget = Times(start=time.perf_counter()), self.budget.choose(len(self.scheduler.running), self.stats)
         try:
-            planned = self.scheduler.schedule(self._choose_budget())
+            planned = self.scheduler.schedule(budget)
         except MustRead:
             self._read_all()
-            planned = self.scheduler.schedule(self._choose_budget())
+            planned = self.scheduler.schedule(budget)
         if planned:
             plan = Plan.of(planned)
             if self.runner.listener is not None:
@@ -181,9 +181,6 @@ class Engine:
         elif not (self._in_flight or self.updates) and self.has_work:
             raise EngineError(self.scheduler.describe_stall())
         return bool(planned)
-
-    def _choose_budget(self) -> int:
-        return self.budget.choose(len(self.scheduler.running), self.stats)
 
     # 7 commit, 8 emit
 

@@ -20,6 +20,7 @@ from paceline.errors import PacelineError
 from paceline.kernels.training import Sequences, run_dense, weights_of
 from tests.drafters.equations import Spy, State, doubled, feed_forward, keys_and_values, look, rms, turn
 from tests.drafters.tiny_readers import glide_state, large_model, llm_with, shared, write_glide
+from tests.engine.windows import windowed_llm
 from tests.fakes import VOCAB, tiny_model
 
 EPS, THETA, LARGE_THETA = 1e-5, 5000.0, 10000.0
@@ -250,6 +251,11 @@ def test_a_target_whose_keys_are_not_turned_is_refused() -> None:
     target = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
     with pytest.raises(PacelineError, match="a GLIDE drafter, whose targets turn their keys; this one does not"):
         llm_with(target, Glide(shared("glide")), max_model_len=64)
+
+
+def test_a_target_that_does_not_keep_all_positions_is_refused() -> None:
+    with pytest.raises(PacelineError, match="whose targets see all positions; this one has windows"):
+        windowed_llm("mistral", Glide(shared("glide")))
 
 
 def test_a_draft_length_below_one_is_refused() -> None:

@@ -128,7 +128,7 @@ class Recorder:
         softcap: float | None = None,
     ) -> Value:
         _check_width("attention", qkv, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim)
-        self._op("store", 0, qkv, n3=layer, **_shape(heads))
+        self._op("store", 0, qkv, n3=layer, n4=window or 0, **_shape(heads))
         return self._look(qkv, heads, scale, softcap, n3=layer, n4=window or 0)
 
     def cross_attention(
