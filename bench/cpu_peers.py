@@ -1,10 +1,13 @@
 """paceline on a CPU beside llama.cpp and transformers: the same files, the same tokens, runs in turn.
 
     python bench/cpu_peers.py [--only decode-small rows …] [--repeat 7] [--peer-python PATH] [--dataset-path FILE …]
+    python bench/cpu_peers.py --small gemma3-270m --only decode-small prefill --output cpu_peers_gemma.json
 
 Every side is a process of its own that is kept open and asked in JSON lines, so that runs alternate (A B A B) on one
-machine state. llama.cpp is measured through llama-cpp-python, in --peer-python where this one does not have it; a
-peer that cannot be imported is reported as "not installed". --dataset-path: rows with `turns` are asked of the small
+machine state. llama.cpp is measured through llama-cpp-python, or xllamacpp where that is missing (`pip install
+xllamacpp`: no compiler, answers only), in --peer-python where this one has neither; a peer that cannot be imported is
+reported as "not installed". --small and --large take any model: a name from `paceline models`, a .gguf file, a folder
+(which llama.cpp does not read). --dataset-path: rows with `turns` are asked of the small
 model (by category, Spec-Bench's form), rows with `prompt` of the large one (HumanEval's form); without any, built-in
 prompts. Prints a table; all raw times go to bench/results/cpu_peers.json.
 
@@ -191,8 +194,8 @@ def read_options(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--peer-python", help="a Python that has llama_cpp")
     parser.add_argument("--dataset-path", type=Path, action="append", default=[])
     parser.add_argument("--num-prompts", type=int, help="a category")
-    parser.add_argument("--small", default="smollm2-135m", help="the small model")
-    parser.add_argument("--large", default="qwen2.5-coder-1.5b", help="the large model")
+    parser.add_argument("--small", default="smollm2-135m", metavar="MODEL", help="the small model: a name or a path")
+    parser.add_argument("--large", default="qwen2.5-coder-1.5b", metavar="MODEL", help="the large one")
     parser.add_argument("--llama-options", type=json.loads, default={}, help='such as {"flash_attn": true}')
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(given)

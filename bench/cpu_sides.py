@@ -111,6 +111,7 @@ class Paceline(Side):
 
     def rows(self, ids: list[int], context: int, counts: list[int], runs: int) -> dict[str, list[float]]:
         """Seconds of a forward with logits over the next k tokens after `context` cached ones."""
+        from paceline.kernels.ops import see_windows
         from paceline.models.batch import Work, pack
 
         engine, model = self.llm.engine, self.llm.model
@@ -118,18 +119,29 @@ class Paceline(Side):
         slot, pages = engine.table.take(), engine.cache.pool.take(-(-len(ids) // size))
         engine.table.begin(slot, ids, len(ids))
         engine.table.pages.write(slot, 0, pages)
-        engine.table.flush()
+        windowed = engine.table.windowed
+        if windowed is not None and not windowed.enter(slot, [], len(ids)):
+            raise ValueError(f"the pages under windows do not hold {len(ids)} positions; give a larger length")
         every = self.torch.arange(max(counts))
         times: dict[str, list[float]] = {str(count): [] for count in counts}
+
+        def packed(start: int, count: int) -> Any:
+            batch = pack([Work(slot, start, count)], engine.table, size)
+            if windowed is not None:
+                see_windows(batch.layout, windowed.table.tensor)
+            return batch
+
         with self.torch.inference_mode():
-            model.forward(pack([Work(slot, 0, context)], engine.table, size), engine.cache.layers)
+            model.forward(packed(0, context), engine.cache.layers)
             for count in counts * (runs + 1):  # in turn; the first turn is not counted
-                batch = pack([Work(slot, context, count)], engine.table, size)
+                batch = packed(context, count)
                 start = clock()
                 model.forward(batch, engine.cache.layers, rows=every[:count])
                 times[str(count)].append(clock() - start)
         engine.table.give_back(slot)
         engine.cache.pool.release(pages)
+        if windowed is not None:
+            windowed.leave(slot)
         return {count: taken[1:] for count, taken in times.items()}
 
     def losses(self, chunks: list[list[int]]) -> list[float]:
@@ -144,6 +156,15 @@ class Paceline(Side):
             assert told is not None and len(told) == len(ids)
             sums.append(-sum(entry[token].logprob for entry, token in zip(told[1:], ids[1:]) if entry is not None))
         return sums
+
+    def agrees(self, texts: list[list[int]], new: int) -> list[list[bool]]:
+        """Whether each of a text's last `new` tokens is the likeliest after those before it."""
+        import paceline
+
+        self.llm.set_drafter(None)
+        params = paceline.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        told = [output.prompt_logprobs[-new:] for output in self.llm.generate(texts, params)]
+        return [[e[token].rank == 1 for e, token in zip(entries, ids[-new:])] for entries, ids in zip(told, texts)]
 
 
 class LlamaCpp(Side):
@@ -240,6 +261,60 @@ class LlamaCpp(Side):
         return sums
 
 
+class LlamaServer(Side):
+    """llama.cpp as xllamacpp has it, a wheel that needs no compiler: its server's own clock, answers alone.
+
+    That clock leaves out all of Python: first is the prompt's time, rest that of the tokens after the first.
+    """
+
+    def __init__(self) -> None:
+        import xllamacpp
+
+        self.x = xllamacpp
+        self.versions = {"llama.cpp": f"xllamacpp {xllamacpp.__version__}"}
+        self.server: Any = None
+
+    def load(self, model: str, length: int, threads: int, **options: Any) -> dict[str, Any]:
+        """`options` are fields of xllamacpp's parameters."""
+        if not model.endswith(".gguf"):
+            raise ValueError(f"llama.cpp reads .gguf files, not {Path(model).name}")
+        self.server = None  # the former one goes before the next comes
+        given, batch = self.x.CommonParams(), LlamaCpp.BATCH
+        given.model.path, given.n_ctx, given.n_batch, given.n_ubatch = model, length, batch, batch
+        given.n_parallel, given.fit_params, given.n_ctx_checkpoints, given.verbosity = 1, False, 0, 0
+        given.cpuparams.n_threads = given.cpuparams_batch.n_threads = threads
+        for name, value in options.items():
+            setattr(given, name, value)
+        self.server, self._said = self.x.Server(given), {}
+        return {"system": self.x.get_system_info(), "options": options}
+
+    def answers(self, prompts: list[list[int]], new: int, stop: list[int]) -> list[Answer]:
+        return [self._answer(ids, new, not stop) for ids in prompts]
+
+    def _answer(self, ids: list[int], new: int, ignore_eos: bool) -> Answer:
+        asked = {"prompt": ids, "n_predict": new, "temperature": 0, "cache_prompt": False, "ignore_eos": ignore_eos}
+        key = (*ids, new, ignore_eos)
+        if key not in self._said:  # ids come with probabilities alone, which cost time: asked for once
+            told = self.server.handle_completions({**asked, "logprobs": 1})
+            self._said[key] = [item["id"] for item in told["choices"][0]["logprobs"]["content"]]
+        times = self.server.handle_completions(asked)["timings"]
+        return {"first": times["prompt_ms"] / 1e3, "rest": times["predicted_ms"] / 1e3, "tokens": self._said[key]}
+
+    def rows(self, **ignored: Any) -> Any:
+        raise ValueError("xllamacpp answers requests alone; install llama-cpp-python for rows")
+
+    def losses(self, **ignored: Any) -> Any:
+        raise ValueError("xllamacpp answers requests alone; install llama-cpp-python for losses")
+
+
+def llama() -> Side:
+    """Whichever of its two packages is there."""
+    try:
+        return LlamaCpp()
+    except ImportError:
+        return LlamaServer()
+
+
 class Transformers(Side):
     """transformers' generate on the dequantised weights, with its prompt lookup."""
 
@@ -299,7 +374,7 @@ class Listener:
         pass
 
 
-SIDES: dict[str, Any] = {"paceline": Paceline, "llama.cpp": LlamaCpp, "transformers": Transformers}
+SIDES: dict[str, Any] = {"paceline": Paceline, "llama.cpp": llama, "transformers": Transformers}
 
 
 def serve(kind: str) -> None:

@@ -17,15 +17,17 @@ from paceline import compat
 from paceline.cache.kv import KVCache
 from paceline.cache.pages import PagePool
 from paceline.cache.slots import SPREAD, Slots
+from paceline.cache.windowed import Windowed
 from paceline.drafters.base import Drafter, Needs, Target
 from paceline.engine import sequence as sequences
 from paceline.engine.engine import Engine
-from paceline.engine.memory import check_room, count_pages, page_bytes
+from paceline.engine.memory import Room, check_room, page_bytes, size_cache
 from paceline.engine.options import EngineOptions
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.update import Update
+from paceline.engine.windowed import WindowedScheduler
 from paceline.errors import OptionError, not_an_object
-from paceline.models import loader
+from paceline.models import catalog, loader
 from paceline.models.catalog import DEFAULT_MODEL
 from paceline.outputs import Chunk, RequestOutput, Score, completion
 from paceline.params import SamplingParams
@@ -86,6 +88,8 @@ class LLM(Shared):
         config = compat.make(translated.pop("drafter", None), self._num_draft_tokens)
         self.options = EngineOptions(**translated)
         device = loader.find_device(self.options.device)
+        if self.options.accept_licence and isinstance(model, str) and model in catalog.ALIASES:
+            catalog.accept(model)
         found = loader.find(model, tokenizer, self.options.model_impl, self.options.trust_remote_code)
         if not self.options.mla_use_matrix_absorption:
             found.config = found.config.naive()
@@ -128,18 +132,21 @@ class LLM(Shared):
 
     def _build_engine(self, target: Target, needs: Needs) -> Engine:
         """Size the cache by what target and drafter keep of every page, and put an engine around it."""
-        options, device = self.options, target.device
+        options, device, size = self.options, target.device, self.options.block_size
         specs = target.model.layer_specs(target.dtype)
-        kept = page_bytes([*specs, *needs.layers], options.block_size, needs.tail_width * target.dtype.itemsize)
-        num_pages = count_pages(kept, needs.bytes, device, self.max_model_len, options)
         forms = [f"{size} bytes a token as {name}" for name, size in target.model.cache_bytes(target.dtype).items()]
         log.info("the cache takes %s", ", where it would take ".join(forms))
-        cache = KVCache(PagePool(num_pages, options.block_size), device)
-        cache.layers = cache.add_layers(specs)
-        pages = -(-(self.max_model_len + SPREAD) // options.block_size)
-        table = Slots(options.max_num_seqs, self.max_model_len, pages, device)
         rows = options.max_batched_tokens or (256 if device.type == "cpu" else 2048)
-        scheduler = Scheduler(cache.pool, table, rows, options.prefix_caching)
+        pages = -(-(self.max_model_len + SPREAD) // size)
+        table = Slots(options.max_num_seqs, self.max_model_len, pages, device)
+        room = Room(device, self.max_model_len, rows, needs.bytes)
+        sizes = size_cache(specs, needs.layers, needs.tail_width * target.dtype.itemsize, room, options)
+        if sizes.width is not None:
+            table.windowed = Windowed(table, PagePool(sizes.num_windowed, size), sizes.width)
+        cache = KVCache(PagePool(sizes.num_pages, size), device)
+        cache.add_target(specs, None if table.windowed is None else table.windowed.pool)
+        kind = Scheduler if table.windowed is None else WindowedScheduler
+        scheduler = kind(cache.pool, table, rows, options.prefix_caching)
         # On a device of its own the next round is launched while the host reads the last.
         return Engine(target, cache, table, scheduler, options.acceptance, depth=int(table.apart))
 

@@ -22,11 +22,11 @@ from typing import Any
 from unittest import mock
 
 from paceline.cache.slots import Slots
+from paceline.cache.windowed import Windowed
 from paceline.drafters import make
 from paceline.drafters.base import Observation
 from paceline.engine.context import DraftContext
 from paceline.engine.engine import Engine
-from paceline.engine.scheduler import Scheduler
 from paceline.engine.stats import EngineStats, SequenceStats
 from paceline.llm import LLM
 from paceline.params import SamplingParams
@@ -109,8 +109,10 @@ def set_apart(llm: LLM, behind: int) -> LLM:
     old = llm.engine
     pages = old.table.pages.host.shape[1]
     table = Slots(llm.options.max_num_seqs, llm.max_model_len, pages, old.target.device, apart=True)
+    if (windowed := old.table.windowed) is not None:
+        table.windowed = Windowed(table, windowed.pool, windowed.width)
     rows, prefixes = old.scheduler.max_batched_tokens, old.scheduler.prefix_caching
-    scheduler = Scheduler(old.cache.pool, table, rows, prefixes)
+    scheduler = type(old.scheduler)(old.cache.pool, table, rows, prefixes)
     llm.engine = Engine(old.target, old.cache, table, scheduler, old.rule.name, depth=behind)
     return llm
 
@@ -139,6 +141,8 @@ def _run(llm: LLM, batch: int, setting: str, **changes: Any) -> list[tuple[list[
     for output in outputs:
         assert len(output.provenance) == len(output.token_ids) == output.stats.tokens
     llm.engine.cache.pool.check()
+    if llm.engine.table.windowed is not None:
+        llm.engine.table.windowed.check()
     assert llm.engine.table.num_free == llm.options.max_num_seqs, "a slot was not given back"
     assert not llm.engine.has_work
     return [(output.token_ids, output.stats) for output in outputs]

@@ -33,6 +33,9 @@ def check_books(llm: LLM) -> None:
     assert 0 not in held, "page 0 belongs to nobody"
     assert all(pool.refs(page) == held[page] for page in range(pool.num_pages + 1))
     slots = [sequence.slot for sequence in running]
+    if table.windowed is not None:
+        table.windowed.check()
+        assert sorted(table.windowed.held) == sorted(slots)
     assert len(set(slots)) == len(slots) == table.num_slots - table.num_free and table.null not in slots
     flying = {id(sequence) for round in llm.engine._in_flight for sequence in round.plan.sequences}
     assert {id(sequence) for sequence in running if sequence.ahead} == flying

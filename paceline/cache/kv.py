@@ -1,4 +1,7 @@
-"""Keys and values by layer, under one page table. Drafters add layers of their own under the same pages."""
+"""Keys and values by layer, under pages. Drafters add layers of their own under the target's pages.
+
+Layers of the target that look back only so far may have pages of their own (`cache/windowed.py`).
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,28 @@ class KVCache:
     def __init__(self, pool: PagePool, device: torch.device) -> None:
         self.pool, self.device = pool, device
         self.layers: list[LayerCache] = []  # the target's
+        self.groups: list[list[LayerCache]] = []  # the same by whose pages they are under: all positions', a window's
         self.tails: Tensor | None = None  # [pages+1, H·taps]: the tapped states of each full page's last position
         self._epoch = 0
 
+    def add_target(self, specs: Sequence[LayerSpec], windowed: PagePool | None) -> None:
+        """Storage for the target's layers; windowed: whose pages those with a window are under, if not the others'."""
+        if windowed is None:
+            self.layers = self.add_layers(specs)
+            return
+        made = [self._add([spec], self.pool if spec.window is None else windowed)[0] for spec in specs]
+        by_window = [
+            [layer for layer, spec in zip(made, specs) if (spec.window is None) == whole] for whole in (True, False)
+        ]
+        self.layers, self.groups = made, by_window
+
     def add_layers(self, specs: Sequence[LayerSpec]) -> list[LayerCache]:
-        """Storage for more layers. Zeros, because masked rows are multiplied by 0, and 0 · NaN is NaN."""
-        rows = -(-self.pool.num_rows // TOGETHER) * TOGETHER
+        """Storage for more layers."""
+        return self._add(specs, self.pool)
+
+    def _add(self, specs: Sequence[LayerSpec], pool: PagePool) -> list[LayerCache]:
+        """Zeros, because masked rows are multiplied by 0, and 0 · NaN is NaN."""
+        rows = -(-pool.num_rows // TOGETHER) * TOGETHER
         # A head's rows lie side by side, since attention reads one head at all positions.
         return [
             tuple(self._zeros((part.heads, rows, part.width), part.dtype).transpose(0, 1) for part in spec.parts)

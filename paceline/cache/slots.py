@@ -11,11 +11,14 @@ This module knows nothing of scheduling, sampling or drafting.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from paceline.cache.windowed import Windowed
 
 _LENGTH, _PROMPT, _LIMIT = range(3)
 SPREAD = 64  # so many nodes of a tree may lie behind a sequence's limit: beside one another they are no deeper than it
@@ -71,6 +74,7 @@ class Slots:
         )
         self.tokens = Table(num_slots + 1, max_model_len + 1, device, self.apart)  # the newest may lie at the limit
         self.pages = Table(num_slots + 1, max_pages, device, self.apart)
+        self.windowed: Windowed | None = None  # pages of layers with a window, where these have their own
         self._counts = Table(num_slots + 1, 3, device, self.apart)
         self._counts.write(self.null, 0, (1, 1, 1))  # full: nothing is ever appended to it
         self._free = list(range(num_slots - 1, -1, -1))
@@ -141,6 +145,8 @@ class Slots:
     def flush(self) -> None:
         for table in (self.tokens, self.pages, self._counts):
             table.flush()
+        if self.windowed is not None:
+            self.windowed.table.flush()
 
     def reset(self) -> None:
         """All slots are free."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ def load(chosen: Mapping[str, Any], drafter: Any, **fixed: Any) -> LLM:
     EngineOptions(**engine)  # what it refuses is refused before anything is fetched
     known = catalog.find(chosen["model"])
     model = chosen["model"] if known is None else known.name
-    fetch_known([model, *draft_models(drafter)])
+    fetch_known([model, *draft_models(drafter)], chosen["accept_licence"])
     with waiting(f"loading {model}", model):
         return LLM(model, drafter, **engine)
 
@@ -64,15 +65,20 @@ def waiting(text: str, model: str) -> contextlib.AbstractContextManager[Any]:
     return Console(stderr=True).status(Text(text))
 
 
-def fetch_known(names: list[str]) -> None:
+def fetch_known(names: list[str], accept: bool = False) -> None:
     """Bring what the catalog has of these before anything else shows progress."""
     for name in names:
         if catalog.find(name) is not None:
-            fetch(name)
+            fetch(name, accept=accept)
 
 
-def fetch(name: str, renew: bool = False) -> Path:
-    """A model from the catalog; where no source answers, what to do without a network."""
+def fetch(name: str, renew: bool = False, accept: bool = False) -> Path:
+    """A model from the catalog; where no source answers, what to do without a network.
+
+    accept: its licence, where that must be accepted. Without it whoever sits at a terminal is asked.
+    """
+    if not catalog.is_accepted(name) and catalog.cached_path(name) is None and (accept or _consents(name)):
+        catalog.accept(name)
     try:
         return catalog.ensure(name, renew=renew)
     except FetchError as error:
@@ -83,3 +89,14 @@ def fetch(name: str, renew: bool = False) -> Path:
         raise FetchError(
             f"{error}, or copy {known.filename} from a machine that has it (paceline models says where) to {place}"
         ) from None
+
+
+def _consents(name: str) -> bool:
+    """Ask at a terminal; False where there is none, and the catalog says what to type."""
+    known = catalog.find(name)
+    if known is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print(f"{catalog.licence_of(known)}. Do you accept it? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    raise FetchError(f"{known.name} was not fetched: its licence was not accepted")

@@ -63,7 +63,8 @@ def run(
 
     prompting.check(chosen["chat"], chosen["prompt_template"])
     errors = Console(stderr=True)
-    loading.fetch_known([name for variant in variants for name in loading.draft_models(variant.drafter)])
+    drafts = [name for variant in variants for name in loading.draft_models(variant.drafter)]
+    loading.fetch_known(drafts, chosen["accept_licence"])
     # No variant may profit from pages that another computed, so nothing is shared between requests.
     llm = loading.load(chosen, None, max_num_seqs=chosen["batch_size"], prefix_caching=False)
     plan = make_plan(llm, questions, chosen, params, variants)

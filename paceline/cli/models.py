@@ -19,6 +19,7 @@ HELP = """List the models known by name, and what of them is on this machine.
 Any other model goes by the path of its folder or .gguf file, or by its hub id, straight after --model.
 """
 WORTH_TELLING = 100_000  # bytes of a fetch that was cut
+ACCEPT_HELP = "Agree to the model's licence, where it asks for that; else you are asked at a terminal."
 NAME_HELP = "A name from `paceline models`."
 
 app = typer.Typer(cls=Group, help=HELP, invoke_without_command=True)
@@ -40,13 +41,16 @@ def show() -> None:
 
 
 @app.command(cls=Command)
-def fetch(name: Annotated[str, typer.Argument(metavar="NAME", help=NAME_HELP)] = DEFAULT_MODEL) -> None:
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=NAME_HELP)] = DEFAULT_MODEL,
+    accept_licence: Annotated[bool, typer.Option("--accept-licence", help=ACCEPT_HELP)] = False,
+) -> None:
     """Bring a model into the cache, check every byte of it, and say where its file is.
 
     A fetch that was cut goes on where it ended, and a damaged file is fetched anew. Commands fetch what they need by
     themselves.
     """
-    typer.echo(str(loading.fetch(find(name).name, renew=True)))
+    typer.echo(str(loading.fetch(find(name).name, renew=True, accept=accept_licence)))
 
 
 @app.command(cls=Command)
@@ -84,6 +88,9 @@ def describe() -> Iterator[str]:
     widest = max(len(name) for name in ALIASES)
     for alias in ALIASES.values():
         yield f" {alias.name:<{widest}}  {alias.description}"
+        if alias.terms:
+            state = "accepted" if catalog.is_accepted(alias) else "to accept once"
+            yield f" {'':<{widest}}  licence {state}: {alias.terms}"
         path = catalog.cached_path(alias)
         if path is not None:
             yield f" {'':<{widest}}  {path}"

@@ -48,7 +48,7 @@ class Talk:
         self._use(specs, loading.read_drafter(specs, self._chosen, quiet=True))
 
     def _use(self, specs: list[str], config: Any) -> None:
-        loading.fetch_known(loading.draft_models(config))
+        loading.fetch_known(loading.draft_models(config), self._chosen["accept_licence"])
         with loading.waiting(f"loading {' '.join(specs)}", self.model):
             self.llm.set_drafter(config)
         self.drafter_name = " then ".join(specs)

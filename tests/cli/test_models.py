@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
+from paceline import DraftModel
+from paceline.cli import app, loading
 from paceline.errors import FetchError
 from paceline.models import catalog, fetch
 from paceline.models.catalog import ALIASES, DEFAULT_MODEL, Alias
@@ -63,7 +66,7 @@ def test_a_fetch_checks_the_file_and_brings_a_damaged_one_anew(monkeypatch: pyte
 def test_the_list_says_what_is_here_and_where(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(fetch, "deliver", deliver)
     assert str(home) in RUNNER.invoke(app, ["models"]).stdout
-    first, second = list(ALIASES)
+    first, second, *_ = list(ALIASES)
     assert f"paceline models fetch {first}" in RUNNER.invoke(app, ["models"]).stdout
     RUNNER.invoke(app, ["models", "fetch", first])
     listed = RUNNER.invoke(app, ["models"]).stdout
@@ -94,6 +97,56 @@ def test_a_model_is_fetched_and_removed_by_name(monkeypatch: pytest.MonkeyPatch)
     assert removed == f"{DEFAULT_MODEL} was removed (98.4 MB); {back}\n"
     assert catalog.cached_path(DEFAULT_MODEL) is None
     assert RUNNER.invoke(app, ["models", "remove", DEFAULT_MODEL]).stdout == f"{DEFAULT_MODEL} was not in the cache\n"
+
+
+GEMMA = "gemma3-270m"
+FETCH = ["models", "fetch", GEMMA]
+
+
+def test_without_a_terminal_a_licence_is_accepted_by_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "deliver", deliver)
+    listed = RUNNER.invoke(app, ["models"]).stdout
+    assert f"licence to accept once: {ALIASES[GEMMA].terms}" in listed
+    for words in (FETCH, ["generate", "x", "--model", GEMMA]):
+        refused = RUNNER.invoke(app, words, input="y\n")
+        assert refused.exit_code == 2
+        assert f"type paceline models fetch {GEMMA} --accept-licence" in refused.stderr
+    fetched = RUNNER.invoke(app, [*FETCH, "--accept-licence"])
+    assert fetched.exit_code == 0 and ALIASES[GEMMA].terms in fetched.stderr
+    assert fetched.stdout == f"{catalog.cached_path(GEMMA)}\n"
+    assert f"licence accepted: {ALIASES[GEMMA].terms}" in RUNNER.invoke(app, ["models"]).stdout
+    RUNNER.invoke(app, ["models", "remove", GEMMA])
+    assert RUNNER.invoke(app, FETCH).exit_code == 0, "an earlier answer counts"
+
+
+def test_the_flag_is_for_draft_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, bool]] = []
+    monkeypatch.setattr(loading, "fetch", lambda name, accept: asked.append((name, accept)))
+    monkeypatch.setattr("paceline.llm.LLM", lambda *given, **options: None)
+    loading.load({"model": DEFAULT_MODEL, "accept_licence": True}, DraftModel(GEMMA))
+    assert asked == [(DEFAULT_MODEL, True), (GEMMA, True)]
+
+
+class Seated(io.StringIO):
+    """A stream with somebody in front of it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("answer", "agreed"), [("y", True), ("YES", True), ("n", False), ("", False)])
+def test_at_a_terminal_whoever_fetches_is_asked_for_consent(
+    monkeypatch: pytest.MonkeyPatch, answer: str, agreed: bool
+) -> None:
+    monkeypatch.setattr(fetch, "deliver", deliver)
+    shown = Seated()
+    monkeypatch.setattr("sys.stdin", Seated(f"{answer}\n"))
+    monkeypatch.setattr("sys.stderr", shown)
+    with contextlib.nullcontext() if agreed else pytest.raises(FetchError, match="its licence was not accepted"):
+        loading.fetch(GEMMA)
+    assert shown.getvalue().startswith(f"{GEMMA} comes under the Gemma licence ({ALIASES[GEMMA].terms}). Do you accept")
+    assert catalog.is_accepted(GEMMA) == agreed
+    assert (catalog.cached_path(GEMMA) is not None) == agreed
 
 
 def test_without_a_name_the_default_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

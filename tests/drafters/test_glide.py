@@ -20,6 +20,7 @@ from paceline.errors import PacelineError
 from paceline.kernels.training import Sequences, run_dense, weights_of
 from tests.drafters.equations import Spy, State, doubled, feed_forward, keys_and_values, look, rms, turn
 from tests.drafters.tiny_readers import glide_state, large_model, llm_with, shared, write_glide
+from tests.engine.windows import windowed_llm
 from tests.fakes import VOCAB, tiny_model
 from tests.models.tiny_deepseek import tiny_deepseek
 
@@ -256,6 +257,11 @@ def test_a_target_whose_keys_are_not_turned_is_refused() -> None:
 def test_a_target_that_caches_one_row_for_all_heads_is_refused() -> None:
     with pytest.raises(PacelineError, match="looks at its target's keys and values; a deepseek_v3 model makes them of"):
         llm_with(tiny_deepseek("dense"), Glide(shared("glide")), max_model_len=64)
+
+
+def test_a_target_that_does_not_keep_all_positions_is_refused() -> None:
+    with pytest.raises(PacelineError, match="whose targets see all positions; this one has windows"):
+        windowed_llm("mistral", Glide(shared("glide")))
 
 
 def test_a_draft_length_below_one_is_refused() -> None:

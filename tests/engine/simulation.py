@@ -15,10 +15,12 @@ import torch
 
 from paceline.cache.pages import PagePool, page_key
 from paceline.cache.slots import Slots
+from paceline.cache.windowed import Windowed
 from paceline.engine.detokenizer import Detokenizer
 from paceline.engine.round import Plan as Launch
 from paceline.engine.scheduler import MustRead, Planned, Scheduler
 from paceline.engine.sequence import Sequence
+from paceline.engine.windowed import WindowedScheduler
 from paceline.models.batch import Work
 from paceline.params import SamplingParams
 from paceline.sampling.state import Words
@@ -46,6 +48,13 @@ class Plan:
     max_nodes: int
     behind: int
     spread: int = 0  # of trees: nodes that may lie behind a limit
+    width: int = 0  # of windows whose layers have pages of their own; 0: there are none
+    more: int = 0  # pages of these beyond what one sequence needs
+
+    @property
+    def num_windowed(self) -> int:
+        """One sequence can always go on: with all that it has, or with what it sees and a round's rows."""
+        return min(-(-MAX_LENGTH // SIZE) + 1, -(-(self.width + self.max_rows) // SIZE) + 2) + self.more
 
 
 @dataclass
@@ -62,7 +71,11 @@ class Simulation:
         self.pool = PagePool(plan.num_pages, SIZE)
         pages = -(-(MAX_LENGTH + plan.spread) // SIZE)
         self.slots = Slots(plan.num_slots, MAX_LENGTH, pages, torch.device("cpu"), apart=plan.behind > 0)
-        self.scheduler = Scheduler(self.pool, self.slots, plan.max_rows, plan.prefix_caching)
+        if plan.width:
+            self.slots.windowed = Windowed(self.slots, PagePool(plan.num_windowed, SIZE), plan.width)
+        kind = WindowedScheduler if plan.width else Scheduler
+        self.scheduler = kind(self.pool, self.slots, plan.max_rows, plan.prefix_caching)
+        self.contents: dict[tuple[int, int], tuple[int, ...]] = {}  # what pages under windows hold, page and place
         self.scheduler.on_enter, self.slots.spread = self.entered, plan.spread
         self.all: list[Sequence] = []
         self.device: dict[str, list[int]] = {}  # what is committed there, by name; the host hears of it later
@@ -122,13 +135,21 @@ class Simulation:
         assert not self.scheduler.running
         assert list(self.scheduler.waiting) == [sequence for sequence in waiting if sequence.finish_reason is None]
         assert self.pool.num_available == self.plan.num_pages and self.slots.num_free == self.plan.num_slots
+        if self.slots.windowed is not None:
+            assert self.slots.windowed.pool.num_available == self.plan.num_windowed
+
+    def pages_are_short(self) -> bool:
+        """Under windows a chunk's rows may ask for several pages at a time."""
+        windowed = self.slots.windowed
+        short = windowed is not None and windowed.pool.num_available < -(-self.plan.max_rows // SIZE) + 2
+        return short or self.pool.num_available == 0
 
     def launch(self) -> bool:
         self.fitting.clear()
         try:
             planned = self.scheduler.schedule(self.plan.max_nodes)
         except MustRead:
-            assert self.pool.num_available == 0 and self.in_flight, "there was nothing to read, or no need to"
+            assert self.pages_are_short() and self.in_flight, "there was nothing to read, or no need to"
             self.must_read += 1
             self.check()
             self.read_all()
@@ -138,7 +159,7 @@ class Simulation:
         self.check_planned(planned, self.fitting)
         if planned:
             launch = Launch.of(planned)
-            decided = [self.decide(*item) for item in zip(launch.sequences, launch.work)]
+            decided = [self.run_one(*item) for item in zip(launch.sequences, launch.work)]
             launch.launch()
             self.in_flight.append(Flying(launch, decided))
             for sequence in launch.sequences:
@@ -154,7 +175,9 @@ class Simulation:
         for sequence, work in planned:
             assert sequence.finish_reason is None and work.slot == sequence.slot and work.count >= 1
             assert (work.start is None) == any(sequence.ahead), "the host knows where it stands, or it does not"
-            assert work.num_nodes == fitting.get(sequence.request_id, 0), "drafts as long as pages allow, not longer"
+            most = fitting.get(sequence.request_id, 0)
+            shorter = self.plan.width and work.num_nodes < most  # the pages under windows may allow less
+            assert shorter or work.num_nodes == most, "drafts as long as pages allow, not longer"
             real = self.device[sequence.request_id]
             if work.start is None:
                 assert work.count == 1 and len(real) - 1 <= work.bound < sequence.max_length
@@ -169,6 +192,13 @@ class Simulation:
         chunks = sum(work.count for sequence, work in planned if sequence.request_id not in fitting)
         assert chunks <= max(self.plan.max_rows - rows, min(SIZE, self.plan.max_rows))
 
+    def run_one(self, sequence: Sequence, work: Work) -> list[int]:
+        before = len(self.device[sequence.request_id])
+        self.look_back(sequence, work)
+        decided = self.decide(sequence, work)
+        self.come_true(sequence, work, before, decided)
+        return decided
+
     def decide(self, sequence: Sequence, work: Work) -> list[int]:
         """On the device, when the round is launched: how much of the draft is right, and one token more."""
         if work.start is not None and work.start + work.count < len(sequence.tokens):
@@ -180,8 +210,36 @@ class Simulation:
         real += new[:room]
         return new
 
+    def look_back(self, sequence: Sequence, work: Work) -> None:
+        """On the device, before anything is decided: each row stores its text under windows, and what it sees of other
+        positions must be the text it stands in. A node's row holds nothing, until its token comes true."""
+        windowed, real = self.slots.windowed, self.device[sequence.request_id]
+        if windowed is None:
+            return
+        start = len(real) - 1 if work.start is None else work.start
+        pages, held = windowed.table.host[work.slot], windowed.held[work.slot]
+        for position in range(start, start + work.count):
+            assert held.first <= position // SIZE < held.end, "a row has no page"
+            self.contents[int(pages[position // SIZE]), position % SIZE] = tuple(real[: position + 1])
+            for seen in range(max(0, position - self.plan.width + 1), position):
+                text = self.contents.get((int(pages[seen // SIZE]), seen % SIZE))
+                assert text == tuple(real[: seen + 1]), "a row sees what is not its text"
+        for line in range(start + work.count, start + work.count + work.num_nodes):
+            if line < sequence.max_length + self.plan.spread:  # the device cuts what has no room
+                assert line // SIZE < held.end, "a node has no page"
+                self.contents[int(pages[line // SIZE]), line % SIZE] = ()
+
+    def come_true(self, sequence: Sequence, work: Work, before: int, decided: list[int]) -> None:
+        """Accepted nodes are at their places."""
+        windowed, real = self.slots.windowed, self.device[sequence.request_id]
+        if windowed is None:
+            return
+        for position in range(before, min(before + len(decided) - 1, len(real))):
+            page = int(windowed.table.host[work.slot, position // SIZE])
+            self.contents[page, position % SIZE] = tuple(real[: position + 1])
+
     def preempt(self, sequence: Sequence) -> None:
-        assert self.pool.num_available == 0, "somebody was preempted while there were pages"
+        assert self.pages_are_short(), "somebody was preempted while there were pages"
         assert not any(other.ahead for other in self.scheduler.running), "a round in flight uses these pages"
         assert sequence is self.scheduler.running[-1], "not the newest"
         self.preempted += 1
@@ -222,6 +280,9 @@ class Simulation:
         """Every page, slot, reference and round in flight is where the books say."""
         self.pool.check()
         running = self.scheduler.running
+        if self.slots.windowed is not None:
+            self.slots.windowed.check()
+            assert sorted(self.slots.windowed.held) == sorted(sequence.slot or 0 for sequence in running)
         holders = Counter(page for sequence in running for page in sequence.pages)
         numbers = range(self.pool.num_pages + 1)
         assert [self.pool.refs(page) for page in numbers] == [holders[page] for page in numbers]

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from paceline import LLM
+from paceline.cache.slots import SPREAD
 from paceline.engine import memory
-from paceline.engine.memory import available_bytes, count_pages
+from paceline.engine.memory import Room, Sizes, available_bytes, count_pages, size_cache
 from paceline.engine.options import EngineOptions
 from paceline.errors import OptionError
+from paceline.kernels.ops import LayerSpec
 from tests.fakes import tiny_model
 
 CPU = torch.device("cpu")
@@ -77,7 +79,7 @@ def test_a_group_without_a_limit_says_nothing(tmp_path: Path) -> None:
 
 
 def pages(page_bytes: int = 2**20, reserved: int = 0, length: int = 32, **options: Any) -> int:
-    return count_pages(page_bytes, reserved, CPU, length, EngineOptions(block_size=16, **options))
+    return count_pages(page_bytes, Room(CPU, length, 256, reserved), EngineOptions(block_size=16, **options))
 
 
 @pytest.fixture
@@ -109,6 +111,45 @@ def test_one_sequence_of_full_length_must_fit() -> None:
     with pytest.raises(OptionError, match="num_pages=4 cannot hold one sequence of max_model_len=64; it needs 5 pages"):
         pages(length=64, num_pages=4)
     assert pages(length=64, num_pages=5) == 5
+
+
+LOCAL, GLOBAL = (LayerSpec.kv(1, 2**13, torch.float32, window) for window in (64, None))  # a page of each: 1 MiB
+
+
+def sizes(*target: LayerSpec, length: int = 1024, drafter: int = 0, **options: Any) -> Sizes:
+    given = EngineOptions(block_size=16, **options)
+    return size_cache(target, [GLOBAL] * drafter, 0, Room(CPU, length, 32, 0), given)
+
+
+@pytest.mark.usefixtures("eight")
+def test_windows_of_all_slots_come_first_and_the_rest_is_for_all_positions() -> None:
+    seen = (64 + SPREAD) // 16 + 2
+    assert sizes(LOCAL, GLOBAL, max_num_seqs=5) == (5 * 65, 64, 5 * seen + 3 * 2), "there is room for everything"
+    many = sizes(LOCAL, GLOBAL, max_num_seqs=100)
+    assert many == (4096 - many.num_windowed, 64, 100 * seen + 6)
+    assert sizes(LOCAL, LOCAL, GLOBAL, max_num_seqs=100).num_pages == 4096 - 2 * many.num_windowed
+    assert sizes(LOCAL, LOCAL, GLOBAL, drafter=1, max_num_seqs=100).num_pages == (4096 - 2 * many.num_windowed) // 2
+    assert sizes(LOCAL, max_num_seqs=5) == (5 * 65, 64, 5 * seen + 6), "pages without layers cost nothing"
+
+
+@pytest.mark.usefixtures("eight")
+def test_with_little_memory_there_are_as_many_of_both_as_long_as_the_longest_fits() -> None:
+    few = sizes(LOCAL, GLOBAL, max_num_seqs=1000)
+    assert few == (2048, 64, 2048)
+    wide = [LOCAL] * 63
+    least = (64 + SPREAD) // 16 + 2 + 2
+    assert sizes(*wide, GLOBAL, max_num_seqs=1000) == (4096 - 63 * 63, 64, 63)
+    assert sizes(*wide, GLOBAL, length=3300, max_num_seqs=1000).num_windowed == (4096 - 208) // 63
+    with pytest.raises(OptionError, match="fewer than max_model_len=60000"):
+        sizes(*wide, GLOBAL, length=60_000)
+    assert sizes(*wide, GLOBAL, length=53_000, max_num_seqs=1000) == (4096 - 63 * least, 64, least)
+
+
+@pytest.mark.usefixtures("eight")
+def test_pages_that_were_asked_for_bound_those_under_windows_too() -> None:
+    assert sizes(LOCAL, GLOBAL, num_pages=70) == (70, 64, 70)
+    assert sizes(LOCAL, GLOBAL, num_pages=400, max_num_seqs=2) == (400, 64, 2 * 10 + 6)
+    assert sizes(LOCAL, GLOBAL, length=64, num_pages=5) == (5, None, 0), "nothing is ever out of sight"
 
 
 def test_a_system_that_does_not_tell_gets_a_sentence_and_num_pages_helps(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,24 +14,36 @@ from paceline.cache.slots import Slots
 from paceline.engine.round import Plan as Launch
 from paceline.engine.scheduler import MustRead, Planned, Scheduler
 from paceline.engine.sequence import Sequence
-from tests.engine.simulation import MAX_LENGTH, SIZE, Plan, make_sequence, run
+from tests.engine.simulation import MAX_LENGTH, SIZE, Plan, Simulation, make_sequence, run
 
-plans = st.builds(
-    Plan,
-    seed=st.integers(0, 2**32),
-    num_pages=st.integers(MAX_LENGTH // SIZE + 1, 14),
-    num_slots=st.integers(1, 5),
-    max_rows=st.sampled_from([1, 3, 8, 64]),
-    prefix_caching=st.booleans(),
-    max_nodes=st.integers(0, 6),
-    behind=st.integers(0, 2),
-    spread=st.sampled_from([0, 0, 1, 5]),
-)
+SHAPES: Any = {
+    "seed": st.integers(0, 2**32),
+    "num_pages": st.integers(MAX_LENGTH // SIZE + 1, 14),
+    "num_slots": st.integers(1, 5),
+    "max_rows": st.sampled_from([1, 3, 8, 64]),
+    "prefix_caching": st.booleans(),
+    "max_nodes": st.integers(0, 6),
+    "behind": st.integers(0, 2),
+    "spread": st.sampled_from([0, 0, 1, 5]),
+}
+plans = st.builds(Plan, **SHAPES)
+windows = st.builds(Plan, **SHAPES, width=st.integers(1, MAX_LENGTH - 1), more=st.integers(0, 6))
 
 
 @given(plans)
 @settings(max_examples=150, deadline=None)
 def test_the_books_balance_after_every_operation_and_everybody_finishes(plan: Plan) -> None:
+    check_run(plan)
+
+
+@given(windows)
+@settings(max_examples=250, deadline=None)
+def test_under_windows_too_and_every_row_sees_its_own_text(plan: Plan) -> None:
+    windowed = check_run(plan).slots.windowed
+    assert windowed is not None and windowed.pool.num_available == plan.num_windowed and not windowed.held
+
+
+def check_run(plan: Plan) -> Simulation:
     simulation = run(plan)
     assert all(sequence.finish_reason is not None for sequence in simulation.all), "a sequence never finished"
     for sequence in simulation.all:
@@ -39,6 +53,14 @@ def test_the_books_balance_after_every_operation_and_everybody_finishes(plan: Pl
     assert simulation.pool.num_available == plan.num_pages and simulation.slots.num_free == plan.num_slots
     simulation.check_arrival_order()
     assert simulation.most_ahead <= 1 + plan.behind
+    return simulation
+
+
+@pytest.mark.parametrize("behind", [0, 1, 2])
+def test_pages_under_windows_really_run_out_in_such_runs(behind: int) -> None:
+    runs = [run(Plan(seed, 14, 5, 3, True, 4, behind, width=9)) for seed in range(50)]
+    assert sum(simulation.preempted for simulation in runs) > 10
+    assert sum(sequence.stats.prefix_hit > 0 for simulation in runs for sequence in simulation.all) > 50
 
 
 @pytest.mark.parametrize("behind", [0, 1, 2])

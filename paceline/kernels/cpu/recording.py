@@ -149,7 +149,7 @@ class Recorder:
     ) -> Value:
         keys = (heads.num_heads + heads.num_kv_heads) * heads.head_dim
         _check_width("attention", qkv, keys + heads.num_kv_heads * heads.value_width)
-        self._op("store", 0, qkv, n3=layer, **_shape(heads))
+        self._op("store", 0, qkv, n3=layer, n4=window or 0, **_shape(heads))
         return self._look(qkv, heads, scale, softcap, n3=layer, n4=window or 0)
 
     def cross_attention(

@@ -7,19 +7,21 @@ struct Lines {
     std::vector<int64_t> starts;  // [rows + 1]
 
     // below: where each row's look ends, never behind its own position, all of it at its own place; nullptr: as the layout says.
-    void fill(const Batch& batch, const int64_t* below) {
+    // table: whose pages; width: how many positions a row sees at most, 0: all.
+    void fill(const Batch& batch, const int64_t* table, const int64_t* below, int64_t width) {
         starts.resize(batch.rows + 1);
         int64_t total = 0;
         for (int64_t r = 0; r < batch.rows; ++r) {
             starts[r] = total;
-            total += std::max<int64_t>(0, below ? end_of(batch, below, r) : last_of(batch, r) + 1 - (batch.first ? batch.first[r] : 0));
+            total += std::max<int64_t>(0, below ? end_of(batch, below, r) : last_of(batch, r) + 1 - first_of(batch, r, width));
         }
         starts[batch.rows] = total;
         rows.resize(std::max<size_t>(rows.size(), size_t(total)));
         runs.resize(std::max<size_t>(runs.size(), size_t(total)));
         for (int64_t r = 0; r < batch.rows; ++r) {
-            if (below) fill_line(batch, r, 0, end_of(batch, below, r), rows.data() + starts[r]);
-            else fill_row(batch, r, rows.data() + starts[r]);
+            const int64_t* pages = table + batch.slots[r] * batch.table_width;
+            if (below) fill_line(pages, batch.block_size, 0, end_of(batch, below, r), rows.data() + starts[r]);
+            else fill_row(batch, pages, r, width, rows.data() + starts[r]);
             const int32_t* line = rows.data() + starts[r];
             uint8_t* run = runs.data() + starts[r];
             for (int64_t last = starts[r + 1] - starts[r] - 1, i = last; i >= 0; --i)
@@ -28,12 +30,14 @@ struct Lines {
     }
 
     static int64_t last_of(const Batch& batch, int64_t r) { return batch.until ? batch.until[r] - 1 : batch.positions[r]; }
+    static int64_t first_of(const Batch& batch, int64_t r, int64_t width) {
+        const int64_t first = batch.first ? batch.first[r] : 0;
+        return width > 0 ? std::max(first, last_of(batch, r) + 1 - width) : first;
+    }
     static int64_t end_of(const Batch& batch, const int64_t* below, int64_t r) { return std::min(below[r], batch.positions[r] + 1); }
 
     // Positions that lie at their own place, page by page; answers where it stopped.
-    static int32_t* fill_line(const Batch& batch, int64_t r, int64_t position, int64_t below, int32_t* to) {
-        const int64_t* pages = batch.page_table + batch.slots[r] * batch.table_width;
-        const int64_t size = batch.block_size;
+    static int32_t* fill_line(const int64_t* pages, int64_t size, int64_t position, int64_t below, int32_t* to) {
         while (position < below) {
             const int64_t page = position / size, end = std::min((page + 1) * size, below);
             const int64_t shift = pages[page] * size - page * size;
@@ -42,11 +46,10 @@ struct Lines {
         return to;
     }
 
-    static void fill_row(const Batch& batch, int64_t r, int32_t* to) {
-        const int64_t* pages = batch.page_table + batch.slots[r] * batch.table_width;
+    static void fill_row(const Batch& batch, const int64_t* pages, int64_t r, int64_t width, int32_t* to) {
         const int64_t size = batch.block_size, last = last_of(batch, r), base = batch.path ? batch.tree_base[r] : last + 1;
-        const int64_t first = batch.first ? batch.first[r] : 0;
-        to = fill_line(batch, r, first, std::min(base, last + 1), to);
+        const int64_t first = first_of(batch, r, width);
+        to = fill_line(pages, size, first, std::min(base, last + 1), to);
         for (int64_t position = std::max(first, base); position <= last; ++position) {  // its ancestors among the undecided nodes
             const int64_t line = base + batch.path[r * batch.path_width + position - base];
             *to++ = int32_t(pages[line / size] * size + line % size);
@@ -77,7 +80,7 @@ void group_rows(const Batch& batch, const Lines& lines, int64_t kv_heads, int th
 struct Frame {  // one run's tensors
     const Program& program;
     const Batch& batch;
-    const std::vector<Lines>& lines;  // the layout's, then those of the bounds
+    const std::vector<Lines>& lines;  // the layout's, then those of the bounds, then those under a window's own pages
     const std::vector<Group>& groups;
     float* floats;
     float* at(int32_t number, int64_t row = 0) const {
@@ -98,7 +101,7 @@ struct Attending {
     Attending(const Frame& f, const Op& o, const Group& g, int64_t head)
         : frame(f), op(o), group(g), kv(head), width(f.program.value_width(o)), step(partial_floats(width)) {
         const Layer& layer = frame.batch.layers[op.n3];
-        const Lines& lines = frame.lines[op.n5];
+        const Lines& lines = frame.lines[frame.batch.windowed_table && op.n4 > 0 ? 1 + frame.program.num_bounds : op.n5];
         const bool latent = op.b >= 0;
         const float scale = op.f > 0 ? op.f : 1.0f / std::sqrt(float(op.n2));
         const float *keys = latent ? layer.keys : layer.keys_of(kv), *values = latent ? layer.keys + op.n2 - width : layer.values_of(kv);

@@ -78,7 +78,8 @@ void row_op(const Run& run, const Frame& frame, const Op& op, int64_t r) {
             break;
         case STORE: {
             const Layer& layer = batch.layers[op.n3];
-            const int64_t line = batch.write[r], width = op.n2, other = layer.value_width;
+            const int64_t line = (batch.windowed_table && op.n4 > 0 ? batch.windowed_write : batch.write)[r];
+            const int64_t width = op.n2, other = layer.value_width;
             const float *key = x + op.n0 * width, *value = key + op.n1 * width;
             if (!layer.values) { memcpy(layer.keys + line * width, key, width * sizeof(float)); break; }
             for (int64_t h = 0; h < op.n1; ++h, key += width, value += other) {
@@ -218,8 +219,10 @@ Frame prepare(Space& s, const Program& program, const Batch& batch, int threads)
     if (s.counters.size() < counters) s.counters = std::vector<std::atomic<int64_t>>(counters);
     for (auto& counter : s.counters) counter.store(0, std::memory_order_relaxed);
     if (program.kv_heads()) {  // else there may be no layout
-        s.lines.resize(std::max<size_t>(s.lines.size(), size_t(1 + program.num_bounds)));
-        for (int64_t which = 0; which <= program.num_bounds; ++which) s.lines[which].fill(batch, which ? batch.bounds[which - 1] : nullptr);
+        s.lines.resize(std::max<size_t>(s.lines.size(), size_t(2 + program.num_bounds)));
+        for (int64_t which = 0; which <= program.num_bounds; ++which)
+            s.lines[which].fill(batch, batch.page_table, which ? batch.bounds[which - 1] : nullptr, 0);
+        if (batch.windowed_table) s.lines[1 + program.num_bounds].fill(batch, batch.windowed_table, nullptr, program.window());
         group_rows(batch, s.lines[0], program.kv_heads(), threads, s.groups);
         s.attention.prepare(program, s.lines, batch.rows, int64_t(s.groups.size()), threads);
     }

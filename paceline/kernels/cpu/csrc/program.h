@@ -16,8 +16,9 @@ enum OpCode : int32_t { PACELINE_OPERATIONS(PACELINE_NUMBER) };
 // Values are buffers, by number; a, b are inputs, out the result. The rest means what the operation says:
 //   heads (HEAD_NORM, ROPE, STORE, ATTENTION)  n0 query heads, n1 kv heads, n2 their width
 //   ROPE                                       n3 columns of the tables: twice as many values of a head turn
-//   STORE, ATTENTION                           n3 cache layer; values may have a width of their own, to be seen from the buffers
-//   ATTENTION                                  n4 window or 0; n5 which lines: 0 the layout's, else a bound's, from 1 on;
+//   STORE, ATTENTION                           n3 cache layer; n4 window or 0; values may have a width of their own, to be
+//                                              seen from the buffers
+//   ATTENTION                                  n5 which lines: 0 the layout's, else a bound's, from 1 on;
 //                                              f scale or 0 (the usual), g softcap or 0 (none)
 //                                              b the rows of a latent layer, or nothing: all heads look at them, n0 / n1 at a time
 //   QUANTISE, PER_HEAD                         n0 heads that each have a matrix, or 0; n1 values of a head that are kept
@@ -56,12 +57,18 @@ struct Program {
         for (int64_t i = 0; i < num_ops; ++i) if (ops[i].code == ATTENTION && ops[i].n1 > most) most = ops[i].n1;
         return most;
     }
+    int64_t window() const {  // the widest; 0: none
+        int64_t most = 0;
+        for (int64_t i = 0; i < num_ops; ++i) if (ops[i].code == ATTENTION && ops[i].n4 > most) most = ops[i].n4;
+        return most;
+    }
 };
 
 struct Batch {
     int64_t rows;
     const int64_t *ids, *slots, *positions, *tree_base, *path, *first, *write, *page_table;
     const int64_t* until;  // [rows] a row sees the positions below; nullptr: up to its own
+    const int64_t *windowed_write, *windowed_table;  // of layers with a window; nullptr: as the others'
     int64_t path_width, table_width, block_size;
     const Layer* layers;
     const float* const* named;    // inputs by number, [rows, width] each
