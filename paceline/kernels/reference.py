@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.kernels.eager import EagerForward, EagerOps, split_kept
+from paceline.kernels.eager import EagerForward, EagerOps, split_kept, widened
 from paceline.kernels.experts import route
 from paceline.kernels.ops import Experts, Heads, Weight, activate
 
@@ -88,7 +88,7 @@ class Lines(NamedTuple):
 
 class ReferenceForward(EagerForward):
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        result: Tensor = reference_linear(x.to(weight.data.dtype), weight.data, bias)
+        result: Tensor = reference_linear(widened(x, weight), weight.data, bias)
         return result
 
     def experts(self, x: Tensor, scores: Tensor, experts: Experts) -> Tensor:
