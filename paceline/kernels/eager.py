@@ -66,7 +66,7 @@ class EagerForward:
         return x + table[self.positions + offset]
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        return F.linear(x.to(weight.data.dtype), weight.data, bias)
+        return F.linear(widened(x, weight), weight.data, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
         wide = x.float()
@@ -243,6 +243,11 @@ class EagerOps:
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
         return F.linear(hidden, weight.data).float()
+
+
+def widened(x: Tensor, weight: Weight) -> Tensor:
+    """Rows in the weight's dtype where that is wider; a narrower one PyTorch refuses."""
+    return x.to(torch.promote_types(x.dtype, weight.data.dtype))
 
 
 def split_heads(qkv: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:

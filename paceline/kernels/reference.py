@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.kernels.eager import EagerForward, EagerOps, split_kept
+from paceline.kernels.eager import EagerForward, EagerOps, split_kept, widened
 from paceline.kernels.experts import route
 from paceline.kernels.ops import Experts, Heads, Weight, activate
 
@@ -61,9 +61,10 @@ def _(query: Tensor, keys: Tensor, values: Tensor, lines: list[Tensor], scale: f
 
 @torch.library.custom_op("paceline::reference_experts", mutates_args=())
 def reference_experts(
-    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str, num_experts: int
+    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str
 ) -> Tensor:
     """Rows [T, H], each through its chosen experts [T, K] in their order, weighed by weights [T, K] of float32."""
+    num_experts = len(down) // x.shape[1]
     wide, narrow = (stack.view(num_experts, -1, stack.shape[1]) for stack in (gate_up, down))
     rows = []
     for row, ids, shares in zip(x, chosen.tolist(), weights):
@@ -76,9 +77,7 @@ def reference_experts(
 
 
 @reference_experts.register_fake
-def _(
-    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str, num_experts: int
-) -> Tensor:
+def _(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -89,7 +88,7 @@ class Lines(NamedTuple):
 
 class ReferenceForward(EagerForward):
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        result: Tensor = reference_linear(x.to(weight.data.dtype), weight.data, bias)
+        result: Tensor = reference_linear(widened(x, weight), weight.data, bias)
         return result
 
     def experts(self, x: Tensor, scores: Tensor, experts: Experts) -> Tensor:
@@ -98,7 +97,7 @@ class ReferenceForward(EagerForward):
             return torch.empty_like(x)
         chosen, weights = torch.cat([row.ids for row in routed]), torch.cat([row.weights for row in routed])
         stacks = (experts.gate_up.data, experts.down.data)
-        result: Tensor = reference_experts(x, chosen, weights, *stacks, experts.activation, scores.shape[1])
+        result: Tensor = reference_experts(x, chosen, weights, *stacks, experts.activation)
         return result
 
     def per_head(self, x: Tensor, weight: Weight, num_heads: int) -> Tensor:

@@ -58,9 +58,9 @@ def read_gguf(width: str) -> More:
     """Of a GGUF file, which has an expert's width under `width` and leaves the rest to the reader."""
 
     def read(number_of: NumberOf, num_layers: int) -> dict[str, Any]:
-        said = [number_of(key, None) for key in ("expert_count", "expert_used_count", width)]
+        said: list[Any] = [number_of(key, None) for key in ("expert_count", "expert_used_count", width)]
         count, chosen, wide = (int(number) if number == int(number) else number for number in said)
-        return {"mixture": MixtureConfig(count, wide, Routing(chosen, "softmax", normalised=True))}  # type: ignore[arg-type]
+        return {"mixture": MixtureConfig(count, wide, Routing(chosen, "softmax", normalised=True))}
 
     return read
 

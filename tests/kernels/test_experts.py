@@ -15,7 +15,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 
 from paceline.kernels import experts, select
 from paceline.kernels.eager import EagerOps
-from paceline.kernels.ops import Experts, Forward, Inputs, Routing
+from paceline.kernels.ops import Experts, Forward, Inputs, Routing, Weight
 from paceline.kernels.training import Sequences, run_dense, weights_of
 from tests.kernels.mixtures import EXPERTS, HIDDEN, ROUTINGS, WIDE, Mixture, by_hand, choose, rows
 from tests.kernels.tiny import CPU, same_bits
@@ -75,6 +75,37 @@ def test_of_equals_the_lower_expert_and_the_lower_group_are_chosen(name: str) ->
         assert found.weights[0].tolist() == pytest.approx(list(wanted.values()), rel=1e-5)
 
 
+class Cancelling:
+    """Three experts that give 2e8, -2e8 and 2, each weighed a half; the third is the best, the second the worst."""
+
+    def __init__(self, ops: Any) -> None:
+        self.ops = ops
+        one = torch.zeros(WIDE, HIDDEN)
+        one[0, 0] = 1.0
+        down = [torch.zeros(HIDDEN, WIDE) for _ in range(3)]
+        for matrix, value in zip(down, (2e8, -2e8, 2.0)):
+            matrix[:, 0] = value
+        stacks = [ops.pack(parts, torch.float32, CPU) for parts in ([one] * 6, down)]
+        self.experts = Experts(*stacks, "relu", Routing(3, "sigmoid", False), torch.tensor([0.1, 0.0, 0.2]))
+
+    def describe(self, f: Forward) -> Any:
+        return f.experts(f.input("x", HIDDEN), f.input("scores", 3), self.experts)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_sums_are_in_ascending_order_of_the_experts(kernels: str) -> None:
+    """In any other the small one is lost beside a large one."""
+    described = Cancelling(select(kernels, CPU, torch.float32))
+    inputs = Inputs(None, None, {"x": torch.ones(5, HIDDEN), "scores": torch.zeros(5, 3)})
+    assert (described.ops.run(described, inputs, (), (), None).final == 1.0).all()
+    if kernels == "torch":
+        chosen = experts.route(torch.zeros(5, 3), described.experts.routing, described.experts.bias)
+        given = described.experts
+        stacks = given.gate_up.data.view(3, 2 * WIDE, HIDDEN), given.down.data.view(3, HIDDEN, WIDE)
+        for way in (experts._by_expert, experts._by_row, experts._by_all):
+            assert (way(torch.ones(5, HIDDEN), chosen, *stacks, "relu") == 1.0).all()
+
+
 @pytest.mark.parametrize("kernels", ["torch", "reference"])
 @pytest.mark.parametrize("rows_of", [1, 30])
 def test_shapes_need_no_data(kernels: str, rows_of: int) -> None:
@@ -93,6 +124,16 @@ def test_the_reference_computes_a_row_the_same_wherever_it_stands() -> None:
     whole = mixture.run(x, scores)
     assert all(same_bits(mixture.run(x[r : r + 1], scores[r : r + 1]), whole[r : r + 1]) for r in range(17))
     assert same_bits(mixture.run(x[3:9].clone(), scores[3:9].clone()), whole[3:9])
+
+
+@pytest.mark.parametrize("kernels", ["torch", "reference"])
+def test_a_router_wider_than_the_rows_widens_them_and_nothing_narrows_them(kernels: str) -> None:
+    forward = select(kernels, CPU, torch.float32).forward(Inputs(None, None), (), ())  # type: ignore[attr-defined]
+    matrix, x = torch.randn(EXPERTS, HIDDEN), torch.randn(3, HIDDEN).bfloat16()
+    found = forward.linear(x, Weight(matrix, (EXPERTS, HIDDEN)), None)
+    assert found.dtype == torch.float32 and torch.allclose(found, x.float() @ matrix.T, atol=1e-5)
+    with pytest.raises(RuntimeError, match=r"dtype|BFloat16"):
+        forward.linear(x.float(), Weight(matrix.bfloat16(), (EXPERTS, HIDDEN)), None)
 
 
 # ---- transformers' own blocks

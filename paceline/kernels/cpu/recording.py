@@ -102,7 +102,7 @@ class Recorder:
         self._op("spread", 0, x, None, **gate_up)
         self._op("experts", 0, x, None, **gate_up)  # x: floats are read where they are
         self._op("expert_gated", 0, None, None, n2=ACTIVATIONS.index(experts.activation), **down)
-        self._op("experts", 0, None, None, n2=1, **down)
+        self._op("experts", 0, None, None, **down)
         return self._op("combine", x.width, routed, n0=how.num_chosen)
 
     def add(self, x: Value, y: Value) -> Value:

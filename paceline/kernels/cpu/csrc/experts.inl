@@ -9,14 +9,13 @@ struct Pairs {  // of the layer that is being computed
     std::vector<int64_t> places;         // [rows, K] where a row's pairs lie, by ascending expert
     std::vector<int64_t> chosen, starts; // experts that were chosen, ascending; where their pairs begin, and the end
     std::vector<int64_t> counts;         // [E]
-    Floats wide, narrow, results;        // [pairs, 2I], [pairs, I], [pairs, H]
+    Floats products, narrow;             // [pairs, 2I] and later, in the same memory, [pairs, H]; [pairs, I]
 
     void size(int64_t pairs, int64_t experts, const Weight& gate_up, const Weight& down) {
         for (auto* each : {&rows, &owners, &places}) each->resize(std::max<size_t>(each->size(), size_t(pairs)));
         counts.resize(std::max<size_t>(counts.size(), size_t(experts)));
-        wide.resize(std::max<size_t>(wide.size(), size_t(pairs * (gate_up.rows / experts))));
+        products.resize(std::max<size_t>(products.size(), size_t(pairs * (std::max(gate_up.rows, down.rows) / experts))));
         narrow.resize(std::max<size_t>(narrow.size(), size_t(pairs * down.columns)));
-        results.resize(std::max<size_t>(results.size(), size_t(pairs * (down.rows / experts))));
     }
     int64_t count() const { return starts.back(); }
     int64_t count(int64_t which) const { return starts[which + 1] - starts[which]; }
@@ -121,17 +120,19 @@ void quantise_pair(Scratch& s, const Pairs& pairs, const Op& op, const float* x,
 }
 
 // All chosen experts' products; units of work are tiles of an expert, so that few experts keep all threads busy.
-void expert_linear(Run& run, std::atomic<int64_t>& counter, const Weight& stack, const Op& op, float* out) {
-    const Pairs& pairs = run.pairs;
+void expert_linear(Run& run, std::atomic<int64_t>& counter, const Op& op) {
+    const Weight& stack = *static_cast<const Weight*>(op.w0);
+    Pairs& pairs = run.pairs;
     const int64_t each = stack.rows / op.n1, blocks = stack.columns / BLOCK;
     const int64_t tiles = all_tiles(expert_of(stack, 0, op.n1)), units = tiles * int64_t(pairs.chosen.size());
     const bool many = pairs.count() >= LEAST_MANY * int64_t(pairs.chosen.size());
     run.share(counter, units, chunk_of(run, units, many), [&](int64_t begin, int64_t end) {
         while (begin < end) {
             const int64_t which = begin / tiles, stop = std::min(end, (which + 1) * tiles), first = pairs.starts[which];
-            const Rows rows{run.scratch.pieces.data() + first * blocks, run.scratch.values.data() + first, pairs.count(which)};
+            const Rows rows{run.scratch.pieces.data() + first * blocks, run.scratch.values.data() + first, pairs.count(which),
+                            pairs.products.data() + first * each, each};
             const Weight w = expert_of(stack, pairs.chosen[which], op.n1);
-            multiply(run.local, w, begin - which * tiles, stop - which * tiles, rows, out + first * each, nullptr);
+            multiply(run.local, w, begin - which * tiles, stop - which * tiles, rows, nullptr);
             begin = stop;
         }
     });
@@ -141,7 +142,7 @@ void expert_linear(Run& run, std::atomic<int64_t>& counter, const Weight& stack,
 void combine(const Pairs& pairs, const Op& op, const float* routed, int64_t r, int64_t width, float* out) {
     const float* weights = routed + op.n0;
     for (int64_t k = 0; k < op.n0; ++k) {
-        const float* x = pairs.results.data() + pairs.places[r * op.n0 + k] * width;
+        const float* x = pairs.products.data() + pairs.places[r * op.n0 + k] * width;
         if (k == 0) for (int64_t i = 0; i < width; ++i) out[i] = x[i] * weights[k];
         else for (int64_t i = 0; i < width; ++i) out[i] += x[i] * weights[k];
     }

@@ -17,8 +17,8 @@ void per_head(Run& run, std::atomic<int64_t>& counter, const Frame& frame, const
             float* out = frame.at(op.out) + head * (kept + each);
             for (int64_t r = 0; r < rows && from == 0; ++r)
                 memcpy(out + r * width, frame.at(op.a, r) + head * (kept + w.columns), kept * sizeof(float));
-            const Rows some{run.scratch.pieces.data() + base * (w.columns / BLOCK), run.scratch.values.data() + base, rows};
-            multiply(run.local, {w.segments + head, 1, each, w.columns}, from, stop - head * tiles, some, out + kept, nullptr, width);
+            const Rows some{run.scratch.pieces.data() + base * (w.columns / BLOCK), run.scratch.values.data() + base, rows, out + kept, width};
+            multiply(run.local, {w.segments + head, 1, each, w.columns}, from, stop - head * tiles, some, nullptr);
             begin = stop;
         }
     });

@@ -47,10 +47,12 @@ struct Tiles {
 
 constexpr int64_t LEAST_MANY = 64;  // rows; for fewer, unpacking the weights first is not worth it
 
-struct Rows {  // some that are quantised already, in panels one behind the other
+struct Rows {  // some that are quantised already, in panels one behind the other, and where their results go
     const Piece* pieces;
     const float* const* values;
     int64_t count;
+    float* out;      // a row's results one behind the other
+    int64_t stride;  // from a row's to the next one's: as many as the weight has rows, or a part of wider rows
     int64_t panels() const { return (count + PANEL - 1) / PANEL; }
     int64_t whole() const { return path().many && count >= LEAST_MANY ? count / PANEL : 0; }  // for the function for many rows
     Panel panel(int64_t number, int64_t columns) const {
@@ -65,9 +67,8 @@ int64_t all_tiles(const Weight& w) {
     return tiles;
 }
 
-// The tiles begin … end - 1 of a weight for some rows; out [rows, w.rows], or a part of wider rows of `stride` floats.
-void multiply(Floats& local, const Weight& w, int64_t begin, int64_t end, const Rows& rows, float* out, const float* bias, int64_t stride = 0) {
-    if (!stride) stride = w.rows;
+// The tiles begin … end - 1 of a weight for some rows.
+void multiply(Floats& local, const Weight& w, int64_t begin, int64_t end, const Rows& rows, const float* bias) {
     const int64_t whole = rows.whole();
     const int most = path().max_rows;
     if (whole) local.resize(std::max<size_t>(local.size(), size_t(whole * PANEL * MANY * LANES)));
@@ -77,7 +78,7 @@ void multiply(Floats& local, const Weight& w, int64_t begin, int64_t end, const 
         const bool many = whole && !is_dense(here.segment->kind);
         if (many)
             path().many(here.segment->kind, {here.data, int(some), w.columns, w.columns / BLOCK, rows.pieces, whole, local.data(),
-                                             out + here.first, stride, here.lanes(some), bias ? bias + here.first : nullptr});
+                                             rows.out + here.first, rows.stride, here.lanes(some), bias ? bias + here.first : nullptr});
         for (int64_t t = unit; t < unit + some; ++t) {
             const Tiles one(w, t);
             float result[8][LANES];
@@ -86,7 +87,7 @@ void multiply(Floats& local, const Weight& w, int64_t begin, int64_t end, const 
                 for (int r = 0; r < panel.height; r += most) {
                     const int count = int(std::min<int64_t>(most, panel.height - r));
                     path().tile[one.segment->kind](one.data, w.columns, panel, r, count, result);
-                    for (int i = 0; i < count; ++i) one.store(result[i], out + (p * PANEL + r + i) * stride, bias);
+                    for (int i = 0; i < count; ++i) one.store(result[i], rows.out + (p * PANEL + r + i) * rows.stride, bias);
                 }
             }
         }
@@ -102,10 +103,10 @@ int64_t chunk_of(const Run& run, int64_t tiles, bool many) {
 
 // All tiles of a weight for rows that are quantised already.
 void linear(Run& run, std::atomic<int64_t>& counter, const Weight& w, int64_t count, float* out, const float* bias) {
-    const Rows rows{run.scratch.pieces.data(), run.scratch.values.data(), count};
+    const Rows rows{run.scratch.pieces.data(), run.scratch.values.data(), count, out, w.rows};
     const int64_t tiles = all_tiles(w);
     run.share(counter, tiles, chunk_of(run, tiles, rows.whole()), [&](int64_t begin, int64_t end) {
-        multiply(run.local, w, begin, end, rows, out, bias);
+        multiply(run.local, w, begin, end, rows, bias);
     });
 }
 

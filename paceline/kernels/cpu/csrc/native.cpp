@@ -31,7 +31,7 @@ void pair_op(const Run& run, const Frame& frame, const Op& op, int64_t r) {
         } else {
             const int64_t width = static_cast<const Weight*>(op.w0)->columns;
             float* narrow = pairs.narrow.data() + p * width;
-            path().gated(pairs.wide.data() + p * 2 * width, width, op.n2, narrow);
+            path().gated(pairs.products.data() + p * 2 * width, width, op.n2, narrow);
             quantise_pair(run.scratch, pairs, op, narrow, p);
         }
     }
@@ -120,7 +120,7 @@ void run_program(Run& run, const Frame& frame, std::atomic<int64_t>* counters) {
         } else if (op.code == SORT) {
             run.each(counters[i], 1, [&](int64_t) { sort_pairs(frame, run.pairs, op); });
         } else if (op.code == EXPERTS) {
-            expert_linear(run, counters[i], *static_cast<const Weight*>(op.w0), op, (op.n2 ? run.pairs.results : run.pairs.wide).data());
+            expert_linear(run, counters[i], op);
         } else {
             const int64_t units = int64_t(frame.groups.size()) * op.n1;
             if (run.attention.split) {

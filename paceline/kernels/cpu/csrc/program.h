@@ -25,7 +25,6 @@ enum OpCode : int32_t { PACELINE_OPERATIONS(PACELINE_NUMBER) };
 //   ROUTE                                      n1 1: sigmoid, 0: softmax; n2 1: weights are normalised; n3 groups, n4 of
 //                                              them kept; f factor; w0 bias or nullptr; out: see experts.inl
 //   SORT … EXPERT_GATED                        n1 how many experts there are
-//   EXPERTS                                    n2 0: gate and up, 1: down
 //   EXPERT_GATED                               n2 activation
 struct Op {
     int32_t code, a, b, out;
