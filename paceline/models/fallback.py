@@ -130,7 +130,9 @@ class Fallback(Model):
         return Hidden(final, tapped, None if rows is None else self.logits(final[rows]))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        if self.alone and len(hidden) > 1:
+        if not len(hidden):
+            return hidden.new_zeros(0, self.head.shape[0], dtype=torch.float32)
+        if self.alone:
             return torch.cat([self._read(row[None].clone()) for row in hidden])
         return self._read(hidden)
 
