@@ -52,11 +52,11 @@ class Paceline(Side):
             "transformers": transformers.__version__,
         }
 
-    def load(self, model: str, length: int, threads: int, kernels: str = "auto") -> dict[str, Any]:
+    def load(self, model: str, length: int, threads: int, kernels: str = "auto", at_once: int = 1) -> dict[str, Any]:
         from paceline.models import loader
 
         self.torch.set_num_threads(threads)
-        options = {"max_model_len": length, "max_num_seqs": 1, "prefix_caching": False}
+        options = {"max_model_len": length, "max_num_seqs": at_once, "prefix_caching": False}
         self.llm = None  # the former one goes before the next comes
         self.llm = self._llm(model, kernels=kernels, **options)
         library = getattr(self.llm.model.ops, "library", None)
@@ -156,6 +156,14 @@ class Paceline(Side):
             assert told is not None and len(told) == len(ids)
             sums.append(-sum(entry[token].logprob for entry, token in zip(told[1:], ids[1:]) if entry is not None))
         return sums
+
+    def greedy(self, prompts: list[list[int]], new: int) -> list[list[int]]:
+        """The tokens alone, of all prompts at once."""
+        import paceline
+
+        self.llm.set_drafter(None)
+        params = paceline.SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
+        return [output.outputs[0].token_ids for output in self.llm.generate(prompts, params)]
 
     def agrees(self, texts: list[list[int]], new: int) -> list[list[bool]]:
         """Whether each of a text's last `new` tokens is the likeliest after those before it."""
@@ -359,6 +367,16 @@ class Transformers(Side):
             )
         first = said.times[1] - start  # the first thing said is the prompt
         return {"first": first, "rest": clock() - start - first, "tokens": out[0, len(ids) :].tolist()}
+
+    def greedy(self, prompts: list[list[int]], new: int) -> list[list[int]]:
+        """The tokens alone, of prompts of one length, all at once."""
+        given = self.torch.tensor(prompts)
+        self.model.generation_config.eos_token_id, self.model.generation_config.pad_token_id = None, 0
+        with self.torch.inference_mode():
+            mask = self.torch.ones_like(given)
+            out = self.model.generate(given, attention_mask=mask, do_sample=False, max_new_tokens=new)
+        said: list[list[int]] = out[:, given.shape[1] :].tolist()
+        return said
 
 
 class Listener:

@@ -41,11 +41,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         step = (len(ids) - options.prompt) // options.num_prompts
         prompts = [ids[number * step : number * step + options.prompt] for number in range(options.num_prompts)]
         theirs("load", model=about["path"], **sizes)
-        wanted = [answer["tokens"] for answer in theirs("answers", prompts=prompts, new=new, stop=[])]
+        wanted = theirs("greedy", prompts=prompts, new=new)
         forced = [prompt + tokens for prompt, tokens in zip(prompts, wanted)]
         for kernels in KERNELS:
-            ours("load", model=options.model, kernels=kernels, **sizes)
-            said = [answer["tokens"] for answer in ours("answers", prompts=prompts, new=new, stop=[])]
+            ours("load", model=options.model, kernels=kernels, at_once=len(prompts), **sizes)
+            said = ours("greedy", prompts=prompts, new=new)
             free = [common(*pair) for pair in zip(said, wanted)]
             agreed = [sum(each) for each in ours("agrees", texts=forced, new=new)]
             counts = {"prompts": len(prompts), "tokens": new * len(prompts), "same_texts": free.count(new)}

@@ -12,7 +12,7 @@ import pytest
 from paceline import LLM, DraftModel, EarlyExit, Lookahead, NGram, SamplingParams, Suffix
 from paceline.cache.pages import PagePool
 from paceline.kernels.cpu.library import library
-from paceline.testing import BATCHES, SETTINGS, SITUATIONS, prompts, tokens_of
+from paceline.testing import BATCHES, SETTINGS, SITUATIONS, launch, prompts, set_apart, tokens_of
 from tests.drafters.contract import DRAFTERS
 from tests.engine.windows import KINDS, WIDTH, whole_llm, windowed_llm, windowed_model
 from tests.fakes import Hopeless, Oracle, Recorded, Replay, check_books
@@ -71,6 +71,28 @@ def test_no_token_changes_when_pages_are_given_back(
     assert tokens_of(llm, batch, setting) == plain(kind, kernels, batch, setting), "once more, with what is known"
     if "preempted" in situation and batch == 3:
         assert llm.engine.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("behind", [None, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pytorchs_kernels_pick_the_right_pages_too(kind: str, behind: int | None) -> None:
+    """They are not row-invariant; a batch of the same shape gives the same."""
+    wanted = (
+        set_apart(whole_llm(kind, kernels="torch", **SMALL), behind) if behind else whole_llm(kind, kernels="torch")
+    )
+    llm = windowed_llm(kind, None, behind, kernels="torch", **SMALL)
+    assert tokens_of(llm, 3, "greedy") == tokens_of(wanted, 3, "greedy")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_under_windows_waits_for_the_device(kind: str) -> None:
+    """On a device without data any read by the host raises."""
+    model = windowed_model(kind)
+    llm = LLM(model, device="meta", kernels="torch", max_model_len=64, max_num_seqs=4, block_size=4)
+    assert llm.engine.table.windowed is not None
+    llm.engine.depth = 1000
+    llm.set_drafter(EarlyExit(2, layers=1))
+    launch(llm, "greedy")
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(OF_ITS_SHAPE)))
