@@ -33,7 +33,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     ours, theirs = peers["paceline"], peers["transformers"]
     length, new = options.prompt + options.max_tokens + 1, options.max_tokens
     sizes: dict[str, Any] = {"length": length, "threads": options.threads}
-    result: dict[str, Any] = {"model": Path(options.model).name, "prompt": options.prompt, "sides": {}}
+    result: dict[str, Any] = {"model": Path(options.model).name, "prompt": options.prompt, "counts": {}}
     result["peer_versions"] = ours.versions | theirs.versions
     try:
         about = ours("load", model=options.model, kernels=KERNELS[0], **sizes)
@@ -50,7 +50,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             agreed = [sum(each) for each in ours("agrees", texts=forced, new=new)]
             counts = {"prompts": len(prompts), "tokens": new * len(prompts), "same_texts": free.count(new)}
             total = {**counts, "same_tokens": sum(free), "agreed": sum(agreed)}
-            result["sides"][kernels] = {"free": free, "forced": agreed, "total": total}
+            result["counts"][kernels] = {"free": free, "forced": agreed, "total": total}
     finally:
         for peer in peers.values():
             peer.close()
@@ -73,7 +73,7 @@ def main(given: list[str] | None = None) -> None:
     command = " ".join(["python", "bench/same_tokens.py", *(Path(w).name if "/" in w else w for w in words)])
     results.write(options.output, {"command": command, **machine.record(), **found})
     rows = []
-    for kernels, side in found["sides"].items():
+    for kernels, side in found["counts"].items():
         total = side["total"]
         texts, tokens = f"{total['same_texts']} of {total['prompts']}", total["tokens"]
         rows.append([kernels, texts, f"{total['same_tokens']} of {tokens}", f"{total['agreed']} of {tokens}", ""])

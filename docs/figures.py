@@ -117,6 +117,8 @@ def render(name: str, results: Path = RESULTS) -> str:
         return render_peers(data)
     if "sides" in data:
         return render_perplexity(data)
+    if "counts" in data:
+        return render_counts(data)
     if "starts" in data:
         return render_starts(data)
     if "dtypes" in data:
@@ -253,6 +255,17 @@ def _reach() -> dict[str, tuple[str, float]]:
     finally:
         sys.path.pop(0)
     return found
+
+
+def render_counts(data: dict[str, Any]) -> str:
+    """What bench/same_tokens.py wrote."""
+    heads, rows = ["kernels", "the same texts", "tokens before a difference", "agreed, token by token"], []
+    for kernels, told in data["counts"].items():
+        total = told["total"]
+        counts = (("same_texts", "prompts"), ("same_tokens", "tokens"), ("agreed", "tokens"))
+        rows.append([kernels, *(f"{total[part]} of {total[whole]}" for part, whole in counts)])
+    peer = f"transformers {data['peer_versions']['transformers']}"
+    return f"{table(heads, rows)}\n\n{data['model']} against {peer}; prompts of {data['prompt']} tokens."
 
 
 def render_perplexity(data: dict[str, Any]) -> str:

@@ -217,8 +217,8 @@ def test_tokens_are_counted_against_those_of_transformers_free_and_forced(tmp_pa
     words = ["--model", str(checkpoint), "--num-prompts", "3", "--prompt", "9", "--max-tokens", "5", "--threads", "1"]
     same_tokens.main([*words, "--output", str(tmp_path / "out.json")])
     told = json.loads((tmp_path / "out.json").read_text())
-    assert {"command", "date", "versions", "machine", "model", "sides"} <= set(told)
-    for side in told["sides"].values():
+    assert {"command", "date", "versions", "machine", "model", "counts"} <= set(told)
+    for side in told["counts"].values():
         assert len(side["free"]) == len(side["forced"]) == 3
         assert side["total"] == {"prompts": 3, "tokens": 15, "same_texts": 3, "same_tokens": 15, "agreed": 15}
 
