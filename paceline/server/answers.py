@@ -39,6 +39,7 @@ class Form:
     id: str
     echo: bool = False
     provenance: bool = False
+    top: int = 0  # alternatives told with each token of a chat
     created: int = field(default_factory=lambda: int(time.time()))
 
     def head(self, streamed: bool) -> dict[str, Any]:
@@ -58,6 +59,7 @@ class Choice:
         self._origins: list[dict[str, Any]] = []
         self._pieces = Pieces(tokenizer, prompt) if form.provenance and tokenizer is not None else None
         self._asked = False  # for logprobs
+        self.prompt_logprobs: list[dict[str, Any] | None] | None = None
         self._offset = 0  # characters told
         self.stats = SequenceStats()
         self.finish: str | None = None
@@ -71,6 +73,8 @@ class Choice:
         said = self._said(update, text)
         self.finish, self.error, self.stop_reason = update.finish_reason, update.error, update.stop_reason
         self.stats = update.stats or self.stats
+        if update.prompt_logprobs is not None:
+            self.prompt_logprobs = [None if entry is None else _by_id(entry) for entry in update.prompt_logprobs]
         told: dict[str, Any] = {"index": self.index}
         if self.form.chat:
             told["delta"] = {"content": text} if self._texts[1:] else {"role": "assistant", "content": text}
@@ -108,6 +112,8 @@ class Choice:
         told["finish_reason"] = self.finish
         if self.stop_reason is not None:
             told["stop_reason"] = self.stop_reason
+        if self.prompt_logprobs is not None and not self.form.chat:
+            told["prompt_logprobs"] = self.prompt_logprobs
         if self.form.provenance:
             told["provenance"] = self._origins
         return told
@@ -129,7 +135,7 @@ class Choice:
     def _tell_logprobs(self, tokens: list[int], listed: list[dict[int, Logprob]]) -> dict[str, Any]:
         entries = [(entry[token], entry) for token, entry in zip(tokens, listed)]
         if self.form.chat:
-            return {"content": [_chat_logprob(own, entry) for own, entry in entries], "refusal": None}
+            return {"content": [_chat_logprob(own, entry, self.form.top) for own, entry in entries], "refusal": None}
         offsets = []
         for own, _ in entries:
             offsets.append(self._offset)
@@ -137,20 +143,34 @@ class Choice:
         return {
             "tokens": [own.decoded_token for own, _ in entries],
             "token_logprobs": [finite(own.logprob) for own, _ in entries],
-            "top_logprobs": [
-                {one.decoded_token: finite(one.logprob) for one in entry.values()} for _, entry in entries
-            ],
+            "top_logprobs": [_by_text(entry) for _, entry in entries],
             "text_offset": offsets,
         }
 
 
-def _chat_logprob(own: Logprob, entry: dict[int, Logprob]) -> dict[str, Any]:
+def _chat_logprob(own: Logprob, entry: dict[int, Logprob], count: int) -> dict[str, Any]:
     def told(one: Logprob) -> dict[str, Any]:
         text = one.decoded_token or ""
         return {"token": text, "logprob": finite(one.logprob), "bytes": list(text.encode("utf-8", "replace"))}
 
-    best = sorted(entry.values(), key=lambda one: one.rank)
-    return {**told(own), "top_logprobs": [told(one) for one in best if len(entry) > 1]}
+    return {**told(own), "top_logprobs": [told(one) for one in _ranked(entry)[:count]]}
+
+
+def _ranked(entry: dict[int, Logprob]) -> list[Logprob]:
+    return sorted(entry.values(), key=lambda one: one.rank)
+
+
+def _by_id(entry: dict[int, Logprob]) -> dict[str, Any]:
+    """As vLLM tells them."""
+    return {
+        str(token): {"logprob": finite(one.logprob), "rank": one.rank, "decoded_token": one.decoded_token}
+        for token, one in entry.items()
+    }
+
+
+def _by_text(entry: dict[int, Logprob]) -> dict[str, float]:
+    """Of tokens that look alike, parts of a character say, the likeliest is told."""
+    return {one.decoded_token: finite(one.logprob) for one in reversed(_ranked(entry))}
 
 
 def finite(value: float) -> float:

@@ -145,6 +145,7 @@ class Server:
             f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
             echo=bool(getattr(body, "echo", False)),
             provenance=bool(body.return_provenance),
+            top=params.logprobs or 0,
         )
         asked = Asked(form, prompts, [])
         try:
@@ -188,7 +189,10 @@ async def tell_whole(asked: Asked) -> dict[str, Any]:
     wrong = next((choice.error for choice in listed if choice.finish == "error"), None)
     if wrong is not None:
         raise Mistake(400, wrong)
-    return {**asked.form.head(False), "choices": [choice.whole() for choice in listed], "usage": asked.usage()}
+    whole = {**asked.form.head(False), "choices": [choice.whole() for choice in listed], "usage": asked.usage()}
+    if asked.form.chat and listed[0].prompt_logprobs is not None:
+        whole["prompt_logprobs"] = listed[0].prompt_logprobs
+    return whole
 
 
 async def tell_stream(asked: Asked, with_usage: bool) -> AsyncIterator[bytes]:

@@ -18,7 +18,8 @@ MOST_PROMPTS = 256  # of a request
 PASSED_ON = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "max_tokens", "stop", "stop_token_ids"),
-    *("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "n", "seed", "max_draft_tokens"),
+    *("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "n", "seed", "prompt_logprobs"),
+    "max_draft_tokens",
 )
 
 
@@ -66,6 +67,7 @@ class Sampling(Strict):
     skip_special_tokens: bool | None = None
     n: int | None = None
     seed: int | None = None
+    prompt_logprobs: int | None = None
     max_draft_tokens: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -92,6 +94,8 @@ class Sampling(Strict):
             raise OptionError(f"n={self.n} is not allowed; allowed: 1 to {MOST_CHOICES}")
         if self.stream_options is not None and not self.stream:
             raise OptionError("stream_options belongs to stream=true, which was not given")
+        if self.stream and self.prompt_logprobs is not None:
+            raise OptionError("prompt_logprobs and stream=true were both given; a stream tells none, give one")
         given = {name: value for name, value in (given | more).items() if value is not None or name in more}
         return SamplingParams(**given)
 

@@ -158,7 +158,7 @@ class Loop:
         named = []
         for update in updates:
             tag = self._tags.get(update.request_id)
-            if tag is None:
+            if tag is None or not (update.tokens or update.finished):  # a part of a prompt was read
                 continue
             named.append(update._replace(request_id=tag))
             self._left[tag] -= update.finished
