@@ -122,7 +122,7 @@ def answer(app: Any, listener: socket.socket, host: str, model: str) -> None:
                 await super().startup(sockets)
             if self.started:
                 Console(stderr=True).print(
-                    f"serving {model} at {address} (page) and {address}/v1 (OpenAI)", highlight=False
+                    f"serving {model} at {address} (page) and {address}/v1 (OpenAI)", highlight=False, soft_wrap=True
                 )
 
         async def shutdown(self, sockets: Any = None) -> None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
 
 from paceline import __version__
 from paceline.errors import EngineError, OptionError, PacelineError
@@ -27,6 +28,7 @@ from paceline.server.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ErrorAnswer,
     Sampling,
     TokenizeRequest,
 )
@@ -57,9 +59,7 @@ class Settings:
     tokenizer: str | None = None
 
 
-class Answer(Response):
-    media_type = "application/json"
-
+class Answer(JSONResponse):
     def render(self, content: Any) -> bytes:
         return encode(content)
 
@@ -76,6 +76,13 @@ class Mistake(Exception):
         headers |= {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
         kind = KINDS.get(self.status, "invalid_request_error")
         return Answer(error_body(self.sentence, kind, self.param, self.code), self.status, headers)
+
+
+def mistake_of(error: PacelineError) -> Mistake:
+    """What the library refuses is the client's; the rest is the engine's."""
+    if isinstance(error, EngineError):
+        return Mistake(500, str(error), "engine_error")
+    return Mistake(400, str(error))
 
 
 @dataclass
@@ -209,8 +216,8 @@ async def tell_stream(asked: Asked, with_usage: bool) -> AsyncIterator[bytes]:
         if with_usage:
             yield event({**head, "choices": [], "usage": asked.usage()})
     except (Mistake, PacelineError) as error:
-        status = error.status if isinstance(error, Mistake) else 500
-        yield event(error_body(str(error), KINDS[status]))
+        wrong = error if isinstance(error, Mistake) else mistake_of(error)
+        yield event(error_body(wrong.sentence, KINDS[wrong.status], wrong.param, wrong.code))
     finally:
         asked.close()
     yield b"data: [DONE]\n\n"
@@ -286,21 +293,24 @@ def _add_errors(app: FastAPI) -> None:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "body")
         unknown = first["type"] == "extra_forbidden"
-        told = f"{where} is not a field of this request" if unknown else f"{where or 'the body'}: {first['msg']}"
+        said = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
+        told = f"{where} is not a field of this request" if unknown else f"{where or 'the body'}: {said}"
         return Mistake(400, told, param=where or None).answer()
 
     @app.exception_handler(HTTPException)
-    @app.exception_handler(404)
-    @app.exception_handler(405)
     async def on_http(request: Request, error: HTTPException) -> Answer:
         told = {404: f"there is no {request.url.path}", 405: f"{request.method} is not for {request.url.path}"}
         answer = Mistake(error.status_code, told.get(error.status_code, str(error.detail))).answer()
         answer.headers.update(error.headers or {})
         return answer
 
-    @app.exception_handler(EngineError)
-    async def on_engine(request: Request, error: EngineError) -> Answer:
-        return Mistake(500, str(error), "engine_error").answer()
+    @app.exception_handler(PacelineError)
+    async def on_refusal(request: Request, error: PacelineError) -> Answer:
+        return mistake_of(error).answer()
+
+    @app.exception_handler(Exception)
+    async def on_other(request: Request, error: Exception) -> Answer:
+        return Mistake(500, f"the server made a mistake of its own: {type(error).__name__}").answer()
 
 
 def _add_routes(app: FastAPI, server: Server) -> None:
@@ -309,12 +319,17 @@ def _add_routes(app: FastAPI, server: Server) -> None:
         if key is None:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), key.encode()):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode("latin-1"), key.encode()):
             raise Mistake(
                 401, "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'", "invalid_api_key"
             )
 
     keyed = [Depends(check_key)]
+    errors = _told_errors(400, 401, 404)
+    busy = _told_errors(400, 401, 404, 408, 413, 429, 500, 503)
+    streamed: dict[int | str, dict[str, Any]] = {
+        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+    }
 
     async def answer(request: Request, body: Sampling, chat: bool) -> Response:
         asked = await server.ask(body, chat)
@@ -326,12 +341,12 @@ def _add_routes(app: FastAPI, server: Server) -> None:
         finally:
             asked.close()
 
-    @app.post("/v1/completions", dependencies=keyed, response_class=Answer)
+    @app.post("/v1/completions", dependencies=keyed, responses={**streamed, **busy})
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """Complete prompts."""
         return await answer(request, body, chat=False)
 
-    @app.post("/v1/chat/completions", dependencies=keyed, response_class=Answer)
+    @app.post("/v1/chat/completions", dependencies=keyed, responses={**streamed, **busy})
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
         return await answer(request, body, chat=True)
@@ -340,7 +355,7 @@ def _add_routes(app: FastAPI, server: Server) -> None:
     app.post("/v1/chat/completions/completions", dependencies=keyed, include_in_schema=False)(completions)
     app.post("/v1/chat/completions/chat/completions", dependencies=keyed, include_in_schema=False)(chat_completions)
 
-    @app.get("/v1/models", dependencies=keyed)
+    @app.get("/v1/models", dependencies=keyed, responses=errors)
     async def models() -> Answer:
         """The names this server answers to."""
         limits = server.reader.limits
@@ -348,24 +363,24 @@ def _add_routes(app: FastAPI, server: Server) -> None:
             {"object": "list", "data": [_model(name, limits.max_model_len) for name in server.settings.served_names]}
         )
 
-    @app.get("/v1/models/{name:path}", dependencies=keyed)
+    @app.get("/v1/models/{name:path}", dependencies=keyed, responses=errors)
     async def model(name: str) -> Answer:
         return Answer(_model(server.check_model(name), server.reader.limits.max_model_len))
 
-    @app.post("/tokenize", dependencies=keyed)
+    @app.post("/tokenize", dependencies=keyed, responses=busy)
     async def tokenize(body: TokenizeRequest) -> Answer:
         """A prompt or a conversation as token ids."""
         server.check_model(body.model)
         ids = await _judged(server.reader.tokenize, body)
         return Answer({"tokens": ids, "count": len(ids), "max_model_len": server.reader.limits.max_model_len})
 
-    @app.post("/detokenize", dependencies=keyed)
+    @app.post("/detokenize", dependencies=keyed, responses=busy)
     async def detokenize(body: DetokenizeRequest) -> Answer:
         """Token ids as text."""
         server.check_model(body.model)
         return Answer({"prompt": await _judged(server.reader.detokenize, body)})
 
-    @app.get("/health")
+    @app.get("/health", responses=_told_errors(503))
     async def health() -> Answer:
         """200 while requests can be answered, else 503 with the reason."""
         if server.draining or server.engine.ready is None:
@@ -389,6 +404,13 @@ def _add_routes(app: FastAPI, server: Server) -> None:
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"))
+
+
+def _told_errors(*listed: int) -> dict[int | str, dict[str, Any]]:
+    """For the OpenAPI document."""
+    return {code: {"model": ErrorAnswer, "description": KINDS[code]} for code in listed} | {
+        "4XX": {"model": ErrorAnswer, "description": "What the request got wrong."}
+    }
 
 
 def _model(name: str, length: int) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class EngineProcess:
                         del self._streams[update.request_id]
                 self.on_update(update)
         elif isinstance(message, Ready):
-            self.ready, self._falls = message, 0
+            self.ready, self._falls, self.fault = message, 0, None
             self._changed.set()
         elif isinstance(message, Refused):
             stream = self._streams.pop(message.tag, None)

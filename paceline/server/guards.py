@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.server.answers import encode, error_body
@@ -77,13 +78,28 @@ async def _refuse(send: Any, status: int, sentence: str) -> None:
 
 
 class Impatient(H11Protocol):
-    """Closes a connection whose first request does not come within HEADER_SECONDS."""
+    """Closes a connection on which a request's headers do not come to an end within HEADER_SECONDS."""
+
+    _waits: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.loop.call_later(HEADER_SECONDS, self._look)
+        self._watch()
 
-    def _look(self) -> None:
-        cycle: Any = self.cycle  # None until a request's headers are there
-        if cycle is None and not self.transport.is_closing():
-            self.transport.close()
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._waits is not None:
+            self._waits.cancel()
+
+    def _watch(self) -> None:
+        """From a request's first byte on, or from the connection's beginning, until its headers are there."""
+        if self.conn.their_state is not h11.IDLE:
+            if self._waits is not None:
+                self._waits.cancel()
+            self._waits = None
+        elif self._waits is None:
+            self._waits = self.loop.call_later(HEADER_SECONDS, self.transport.close)

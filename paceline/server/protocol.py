@@ -6,21 +6,69 @@ they are listed as such. Values are judged by `SamplingParams`, so that a senten
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator, WithJsonSchema
 
 from paceline.errors import OptionError
 from paceline.params import SamplingParams
 
 MOST_CHOICES = 128  # of a prompt
 MOST_PROMPTS = 256  # of a request
+MOST_LISTED = {"stop": 64, "bad_words": 256, "stop_token_ids": 1024}  # each is looked for in every token
 PASSED_ON = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "max_tokens", "stop", "stop_token_ids"),
     *("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "n", "seed", "prompt_logprobs"),
     "max_draft_tokens",
 )
+
+
+class First(FailFast):
+    """One wrong item is enough: a long list must not become a longer error."""
+
+    __hash__ = object.__hash__  # unions want it
+
+
+Item = TypeVar("Item")
+Listed = Annotated[list[Item], First()]
+PROMPTS = "a text, token ids, or a list of either"
+
+
+def _read_prompt(given: Any) -> Any:
+    """A union of lists would complain of every item once for each of its members."""
+    listed = given if isinstance(given, list) else [given]
+    if all(isinstance(item, str) for item in listed) or (listed is given and _are_ids(given)):
+        return given
+    if all(isinstance(item, list) and _are_ids(item) for item in listed):
+        return given
+    raise ValueError(f"allowed: {PROMPTS}")
+
+
+def _are_ids(listed: list[Any]) -> bool:
+    return all(type(item) is int for item in listed)
+
+
+_TEXT, _IDS = {"type": "string"}, {"type": "array", "items": {"type": "integer"}}
+_LISTS = [{"type": "array", "items": _TEXT}, {"type": "array", "items": _IDS}]
+GivenPrompt = Annotated[
+    Any,
+    PlainValidator(_read_prompt),
+    WithJsonSchema({"anyOf": [_TEXT, _IDS, *_LISTS], "title": "Prompt", "description": PROMPTS}),
+]
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong, in a sentence."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    error: ErrorDetail
 
 
 class Strict(BaseModel):
@@ -55,13 +103,13 @@ class Sampling(Strict):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    logit_bias: dict[str, Any] | None = None
+    bad_words: Listed[str] | None = None
+    allowed_token_ids: Listed[int] | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Listed[str] | None = None
+    stop_token_ids: Listed[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -90,6 +138,9 @@ class Sampling(Strict):
             if self.max_draft_tokens is not None:
                 raise OptionError("speculation and max_draft_tokens were both given; give one")
             given["max_draft_tokens"] = self.speculation.max_draft_tokens if self.speculation.enabled else 0
+        for name, most in MOST_LISTED.items():
+            if isinstance(given[name], list) and len(given[name]) > most:
+                raise OptionError(f"{name} has {len(given[name])} items; allowed: up to {most}")
         if self.n is not None and self.n > MOST_CHOICES:
             raise OptionError(f"n={self.n} is not allowed; allowed: 1 to {MOST_CHOICES}")
         if self.stream_options is not None and not self.stream:
@@ -101,7 +152,7 @@ class Sampling(Strict):
 
 
 class CompletionRequest(Sampling):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: GivenPrompt
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
@@ -127,15 +178,14 @@ class CompletionRequest(Sampling):
 
 
 class ChatRequest(Sampling):
-    messages: list[dict[str, Any]] | None = None
+    messages: Listed[dict[str, Any]] | None = None
     text: str | None = None  # PaddleNLP's clients send one user message so
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    tools: list[dict[str, Any]] | None = None
+    tools: Listed[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     response_format: ResponseFormat | None = None
-    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -168,17 +218,17 @@ class ChatRequest(Sampling):
 class TokenizeRequest(Strict):
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Listed[dict[str, Any]] | None = None
     add_special_tokens: bool = True
 
 
 class DetokenizeRequest(Strict):
     model: str | None = None
-    tokens: list[int]
+    tokens: Listed[int]
     skip_special_tokens: bool = False
 
 
-def _read_bias(given: dict[str, float]) -> dict[int, float]:
+def _read_bias(given: dict[str, Any]) -> dict[int, Any]:
     """JSON has no whole numbers as keys."""
     wrong = next((key for key in given if not key.isascii() or not key.isdigit()), None)
     if wrong is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.errors import OptionError
 from paceline.models import loader
 from paceline.params import SamplingParams
-from paceline.prompts import Prompt, read_prompts
+from paceline.prompts import Prompt, encode, read_prompts
 from paceline.requests import Limits, check
 from paceline.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from paceline.templates import PromptTemplate
@@ -19,11 +19,13 @@ class Reader:
     tokenizer: Any
     template: PromptTemplate
     limits: Limits
+    longest: int  # characters of any token
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, template: str | None, limits: Limits) -> Reader:
         found = loader.find(model, tokenizer).tokenizer
-        return cls(found, PromptTemplate(template, found), limits)
+        longest = max(map(len, found.get_vocab()), default=1) if found is not None else 1
+        return cls(found, PromptTemplate(template, found), limits, longest)
 
     def completion(self, body: CompletionRequest) -> tuple[list[Prompt], SamplingParams]:
         params = body.params()
@@ -32,24 +34,16 @@ class Reader:
 
     def chat(self, body: ChatRequest) -> tuple[list[Prompt], SamplingParams]:
         params = body.params()
-        template = self.template
-        if body.chat_template is not None:
-            if "{" not in body.chat_template:
-                raise OptionError("chat_template must be Jinja; the names and files of templates are the server's own")
-            template = PromptTemplate(body.chat_template, self.tokenizer, "chat_template")
-        prompt = self._converse(template, body.conversation(), body.tools, body.how())
+        prompt = self._converse(body.conversation(), body.tools, body.how())
         return self._checked([prompt], params)
 
     def tokenize(self, body: TokenizeRequest) -> list[int]:
         if (body.prompt is None) == (body.messages is None):
             raise OptionError("a prompt or messages are needed, and not both")
         if body.messages is not None:
-            return self._converse(self.template, body.messages, None, {}).ids
+            return self._converse(body.messages, None, {}).ids
         self._need_tokenizer()
-        read = self._read(body.prompt or "")
-        if body.add_special_tokens:
-            return read.ids
-        return list(self.tokenizer.encode(body.prompt, add_special_tokens=False))
+        return encode(body.prompt or "", self.tokenizer, body.add_special_tokens).ids
 
     def detokenize(self, body: DetokenizeRequest) -> str:
         self._need_tokenizer()
@@ -59,15 +53,27 @@ class Reader:
         return str(self.tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens))
 
     def _read(self, prompt: str | list[int]) -> Prompt:
+        if isinstance(prompt, str):
+            self._check_length(prompt)
         return read_prompts(prompt, self.tokenizer, None)[0]
 
-    def _converse(self, template: PromptTemplate, messages: Any, tools: Any, how: dict[str, Any]) -> Prompt:
+    def _check_length(self, text: str) -> None:
+        """A text that cannot be short enough is refused before it is read, which would take seconds."""
+        most = self.limits.max_model_len
+        if len(text) > most * self.longest:
+            raise OptionError(
+                f"the prompt has {len(text)} characters, more than tokens can hold; max_model_len={most} leaves room "
+                f"for {most - 1} of them"
+            )
+
+    def _converse(self, messages: Any, tools: Any, how: dict[str, Any]) -> Prompt:
         self._need_tokenizer()
         reserved = how.keys() & {"chat_template", "tokenize", "conversation", "messages", "tools"}
         if reserved:
             raise OptionError(f"chat_template_kwargs has {min(reserved)!r}, which is not for the template")
-        text = template.render(messages, tools, **how)
-        return Prompt(text, list(self.tokenizer.encode(text, add_special_tokens=not template.own)))
+        text = self.template.render(messages, tools, **how)
+        self._check_length(text)
+        return Prompt(text, list(self.tokenizer.encode(text, add_special_tokens=not self.template.own)))
 
     def _need_tokenizer(self) -> None:
         if self.tokenizer is None:

@@ -101,7 +101,8 @@ def run(connection: Connection, make: Callable[[], Any]) -> None:
         told = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {first_line(error)}"
         with contextlib.suppress(OSError):
             connection.send(Fault(told))
-        os._exit(1)  # whatever hangs in a library must not keep the server waiting
+        os._exit(1)
+    os._exit(0)  # whatever takes its time in a library must not keep the server waiting
 
 
 class _Notices(logging.Handler):

@@ -22,7 +22,7 @@ from paceline.server.engine import EngineProcess
 from paceline.server.guards import Impatient
 
 NAME = "tiny"
-PATIENCE = 60.0  # seconds; nothing that works takes so long
+PATIENCE = 180.0  # seconds; nothing that works takes so long
 
 
 @dataclass
