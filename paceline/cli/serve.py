@@ -115,11 +115,18 @@ def answer(app: Any, listener: socket.socket, host: str, model: str) -> None:
 
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listener.getsockname()[1]}"
+    engine = app.state.server.engine
 
     class Told(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            if not self.started:  # nothing is under way
+                engine.give_up()
+            super().handle_exit(sig, frame)
+
         async def startup(self, sockets: Any = None) -> None:
             with Console(stderr=True).status(f"loading {model}"):
-                await super().startup(sockets)
+                await app.state.server.start()  # here rather than in the lifespan, which tells a failure by a traceback
+            await super().startup(sockets)
             if self.started:
                 Console(stderr=True).print(
                     f"serving {model} at {address} (page) and {address}/v1 (OpenAI)", highlight=False, soft_wrap=True
@@ -133,7 +140,11 @@ def answer(app: Any, listener: socket.socket, host: str, model: str) -> None:
         app, http=Impatient, log_level="warning", timeout_graceful_shutdown=GRACE, access_log=False, lifespan="on"
     )
     server = Told(config)
-    server.run(sockets=[listener])
-    fault = app.state.server.engine.fault
-    if not server.started:
-        raise EngineError(fault or "the server could not be started")
+    try:
+        server.run(sockets=[listener])
+    except EngineError:
+        if server.should_exit:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        engine.kill()

@@ -119,6 +119,9 @@ class Server:
         return self._reader
 
     async def start(self) -> None:
+        """Load the model; once."""
+        if self._reader is not None:
+            return
         ready = await self.engine.start()
         chosen = self.settings
         self._reader = await asyncio.to_thread(

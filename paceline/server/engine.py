@@ -42,6 +42,7 @@ class EngineProcess:
         self._falls = 0
         self._stopping = False
         self._changed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.ready: Ready | None = None  # None: it is starting, or has fallen
         self.fault: str | None = None  # the last one
         self.failed = False  # it will not be tried again
@@ -59,7 +60,8 @@ class EngineProcess:
     async def start(self) -> Ready:
         """The process, with its model loaded; raises where it cannot be."""
         self._loop = asyncio.get_running_loop()
-        self._launch()
+        if not self.failed:
+            self._launch()
         while self.ready is None and not self.failed:
             self._changed.clear()
             await self._changed.wait()
@@ -77,6 +79,17 @@ class EngineProcess:
                 self._process.kill()
                 await asyncio.to_thread(self._process.join)
         self._fail_all("the server is stopping")
+
+    def give_up(self) -> None:
+        """Whoever waits for the model waits no longer; also for handlers of signals."""
+        self.failed, self.fault = True, "it was told to stop"
+        self._call(self._changed.set)
+
+    def kill(self) -> None:
+        """At once, wherever it is; one that has ended is left alone."""
+        if self._process is not None and self._process.is_alive():
+            self._stopping = True
+            self._process.kill()
 
     def submit(self, ids: list[int], params: SamplingParams) -> Stream:
         """Queue a checked request; raises EngineError while there is no engine."""
@@ -131,7 +144,8 @@ class EngineProcess:
 
     def _call(self, function: Callable[..., None], *given: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(function, *given)
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(function, *given)
 
     # In the loop
 

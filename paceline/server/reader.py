@@ -8,7 +8,7 @@ from typing import Any
 from paceline.errors import OptionError
 from paceline.models import loader
 from paceline.params import SamplingParams
-from paceline.prompts import Prompt, encode, read_prompts
+from paceline.prompts import Prompt, encode
 from paceline.requests import Limits, check
 from paceline.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from paceline.templates import PromptTemplate
@@ -53,9 +53,10 @@ class Reader:
         return str(self.tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens))
 
     def _read(self, prompt: str | list[int]) -> Prompt:
-        if isinstance(prompt, str):
-            self._check_length(prompt)
-        return read_prompts(prompt, self.tokenizer, None)[0]
+        if not isinstance(prompt, str):
+            return Prompt(None, prompt)
+        self._check_length(prompt)
+        return encode(prompt, self.tokenizer, special=True)
 
     def _check_length(self, text: str) -> None:
         """A text that cannot be short enough is refused before it is read, which would take seconds."""
