@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import logging
-import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from paceline.cli import loading, options
 from paceline.cli.options import option
 from paceline.engine.options import EngineOptions
-from paceline.errors import EngineError, OptionError
+from paceline.errors import OptionError
 from paceline.models import catalog
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ TEMPLATE_HELP = "A Jinja file, or llama or vicuna, instead of the model's own ch
 WAITING_HELP = "Answers that may wait beside those computed at once; whoever comes then is told to come again."
 HOST_HELP = "The address to listen at. 0.0.0.0 lets other machines in."
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-GRACE = 30  # seconds in which answers under way may end
+NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 OPTIONS: options.Group = {
     "host": (Annotated[str, option(SERVING, HOST_HELP)], "127.0.0.1"),
@@ -52,20 +51,16 @@ def serve(ctx: typer.Context) -> None:
     paceline serve --drafter ngram
     paceline serve --model smollm2-360m --host 0.0.0.0 --api-key SECRET
     """
-    try:
-        import fastapi  # noqa: F401 - whether it is there
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise OptionError(
-            f"the server needs {error.name}, which is not installed: pip install 'paceline[server]'"
-        ) from None
+    missing = next((name for name in NEEDED if importlib.util.find_spec(name) is None), None)
+    if missing is not None:
+        raise OptionError(f"the server needs {missing}, which is not installed: pip install 'paceline[server]'")
     run(ctx.params)
 
 
 def run(chosen: dict[str, Any]) -> None:
     from paceline.server.app import Settings, create
     from paceline.server.engine import EngineProcess
+    from paceline.server.program import answer, listen
 
     config = loading.read_drafter(chosen["drafter"], chosen)
     engine = options.read(EngineOptions, chosen)
@@ -92,59 +87,3 @@ def build(model: str, config: Any, engine: dict[str, Any]) -> LLM:
     from paceline.llm import LLM
 
     return LLM(model, config, **engine)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Bound before the model is loaded: a port that is taken is known at once."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise OptionError(f"--host {host} --port {port} cannot be listened at: {error.strerror or error}") from None
-    return listener
-
-
-def answer(app: Any, listener: socket.socket, host: str, model: str) -> None:
-    """Until Ctrl-C or SIGTERM; then answers under way may end."""
-    import uvicorn
-
-    from paceline.server.guards import Impatient
-
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{listener.getsockname()[1]}"
-    engine = app.state.server.engine
-
-    class Told(uvicorn.Server):
-        def handle_exit(self, sig: int, frame: Any) -> None:
-            if not self.started:  # nothing is under way
-                engine.give_up()
-            super().handle_exit(sig, frame)
-
-        async def startup(self, sockets: Any = None) -> None:
-            with Console(stderr=True).status(f"loading {model}"):
-                await app.state.server.start()  # here rather than in the lifespan, which tells a failure by a traceback
-            await super().startup(sockets)
-            if self.started:
-                Console(stderr=True).print(
-                    f"serving {model} at {address} (page) and {address}/v1 (OpenAI)", highlight=False, soft_wrap=True
-                )
-
-        async def shutdown(self, sockets: Any = None) -> None:
-            app.state.server.draining = True
-            await super().shutdown(sockets)
-
-    config = uvicorn.Config(
-        app, http=Impatient, log_level="warning", timeout_graceful_shutdown=GRACE, access_log=False, lifespan="on"
-    )
-    server = Told(config)
-    try:
-        server.run(sockets=[listener])
-    except EngineError:
-        if server.should_exit:
-            raise KeyboardInterrupt from None
-        raise
-    finally:
-        engine.kill()

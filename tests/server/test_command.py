@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import app, serve
+from paceline.server import program as server_program
 from tests.server.serving import PATIENCE, until
 
 RUNNER = CliRunner()
@@ -170,7 +171,7 @@ def test_a_port_that_is_taken_is_known_before_the_model_is_loaded(checkpoint: Pa
 def test_other_machines_are_let_in_with_a_warning_where_there_is_no_key(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Path
 ) -> None:
-    monkeypatch.setattr(serve, "answer", lambda *given: None)
+    monkeypatch.setattr(server_program, "answer", lambda *given: None)
     open_to_all = ["serve", "--model", str(checkpoint), "--port", "0", "--host", "0.0.0.0"]
     assert "without --api-key" in RUNNER.invoke(app, open_to_all).stderr
     assert RUNNER.invoke(app, [*open_to_all, "--api-key", "k"]).stderr == ""
