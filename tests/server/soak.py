@@ -38,6 +38,7 @@ WORDS = (
 )
 BAD: tuple[dict[str, Any], ...] = ({"temperature": -1}, {"n": 0}, {"nobody": 1}, {"prompt": ""}, {"max_tokens": 0})
 PATIENCE = 300.0
+POOL = ("--num-pages", "2048")  # all of it is soon in use, so memory that grows later is a leak's
 
 
 @dataclass
@@ -274,7 +275,7 @@ def main() -> None:
             )
     flags = ["--max-num-seqs", "64", *(["--drafter", given.drafter] if given.drafter else [])]
     if given.minutes:
-        with program(given.model, *flags) as served:
+        with program(given.model, *flags, *POOL) as served:
             print_load(served, given)
     if given.rounds:
         with program(given.model, *flags, "--no-prefix-caching") as served:
