@@ -232,6 +232,10 @@ def event(content: Any) -> bytes:
 
 async def merged(streams: list[Stream]) -> AsyncIterator[tuple[int, Any]]:
     """The updates of several streams as they come, each with its stream's number."""
+    if len(streams) == 1:  # most requests: no task for each update
+        async for update in streams[0]:
+            yield 0, update
+        return
     waiting = {asyncio.ensure_future(anext(stream, None)): number for number, stream in enumerate(streams)}
     try:
         while waiting:

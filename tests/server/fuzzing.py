@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 PATHS = (
@@ -96,10 +95,6 @@ def _spoilt(luck: random.Random, raw: bytes) -> bytes:
             )
         changed = changed or bytearray(b"0")
     return bytes(changed)
-
-
-def numbers(count: int, seed: int = 0) -> Iterator[int]:
-    return iter(range(seed, seed + count))
 
 
 def is_right(status: int) -> bool:

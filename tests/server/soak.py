@@ -38,7 +38,7 @@ WORDS = (
 )
 BAD: tuple[dict[str, Any], ...] = ({"temperature": -1}, {"n": 0}, {"nobody": 1}, {"prompt": ""}, {"max_tokens": 0})
 PATIENCE = 300.0
-POOL = ("--num-pages", "2048")  # all of it is soon in use, so memory that grows later is a leak's
+POOL = ("--max-model-len", "1024", "--num-pages", "1024")  # soon touched whole: what grows later is a leak
 
 
 @dataclass
@@ -288,9 +288,9 @@ def main() -> None:
 
 def print_load(served: Program, given: argparse.Namespace) -> None:
     seconds = given.minutes * 60
-    warm = asyncio.run(load(served.port, seconds / 5, given.streams, given.longest))
+    warm = asyncio.run(load(served.port, seconds * 2 / 5, given.streams, given.longest))
     before = served.memory()
-    told = asyncio.run(load(served.port, seconds * 4 / 5, given.streams, given.longest))
+    told = asyncio.run(load(served.port, seconds * 3 / 5, given.streams, given.longest))
     after = served.memory()
     check_idle(served)
     grown = {name: f"{before[name] // 1024} → {after[name] // 1024} MiB" for name in after}
