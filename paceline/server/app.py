@@ -5,25 +5,26 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from paceline import __version__
 from paceline.errors import EngineError, OptionError, PacelineError
 from paceline.params import SamplingParams
 from paceline.prompts import Prompt
-from paceline.server.answers import Choice, Form, encode, error_body, usage
-from paceline.server.engine import EngineProcess, Stream
+from paceline.server.answers import Choice, Form
+from paceline.server.engine import EngineProcess
 from paceline.server.guards import Guards
 from paceline.server.metrics import Metrics
+from paceline.server.mistakes import KINDS, Answer, Mistake, mistake_of
 from paceline.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -33,16 +34,10 @@ from paceline.server.protocol import (
     TokenizeRequest,
 )
 from paceline.server.reader import Reader
+from paceline.server.telling import Asked, tell_stream, tell_whole, unless_left
 
 PAGE = Path(__file__).parent / "page" / "index.html"
 ANY_MODEL = "default"  # a name that is always accepted
-KINDS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "invalid_request_error",
-}
-KINDS |= {408: "timeout_error", 429: "rate_limit_error", 503: "engine_error", 500: "engine_error"}
 
 
 @dataclass(frozen=True)
@@ -57,50 +52,6 @@ class Settings:
     body_seconds: float = 30.0  # in which a request's body has to arrive
     chat_template: str | None = None
     tokenizer: str | None = None
-
-
-class Answer(JSONResponse):
-    def render(self, content: Any) -> bytes:
-        return encode(content)
-
-
-class Mistake(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, status: int, sentence: str, code: str | None = None, param: str | None = None) -> None:
-        super().__init__(sentence)
-        self.status, self.sentence, self.code, self.param = status, sentence, code, param
-
-    def answer(self) -> Answer:
-        headers = {"Retry-After": "1"} if self.status in (429, 503) else {}
-        headers |= {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
-        kind = KINDS.get(self.status, "invalid_request_error")
-        return Answer(error_body(self.sentence, kind, self.param, self.code), self.status, headers)
-
-
-def mistake_of(error: PacelineError) -> Mistake:
-    """What the library refuses is the client's; the rest is the engine's."""
-    if isinstance(error, EngineError):
-        return Mistake(500, str(error), "engine_error")
-    return Mistake(400, str(error))
-
-
-@dataclass
-class Asked:
-    """A request under way: a stream and the choices of each prompt."""
-
-    form: Form
-    prompts: list[Prompt]
-    streams: list[Stream]
-    choices: list[list[Choice]] = field(default_factory=list)
-
-    def usage(self) -> dict[str, Any]:
-        tokens = sum(len(prompt.ids) for prompt in self.prompts)
-        return usage(tokens, [choice.stats for listed in self.choices for choice in listed])
-
-    def close(self) -> None:
-        for stream in self.streams:
-            stream.close()
 
 
 class Server:
@@ -187,86 +138,6 @@ class Server:
             raise Mistake(400, f"a request for {samples} answers was given; this server takes {most} at once")
         if self.engine.num_samples + samples > most:
             raise Mistake(429, f"{self.engine.num_samples} answers are under way, of at most {most}; ask again later")
-
-
-async def tell_whole(asked: Asked) -> dict[str, Any]:
-    async def take(stream: Stream, choices: list[Choice]) -> None:
-        async for update in stream:
-            choices[update.index].take(update)
-
-    await asyncio.gather(*map(take, asked.streams, asked.choices))
-    listed = [choice for choices in asked.choices for choice in choices]
-    wrong = next((choice.error for choice in listed if choice.finish == "error"), None)
-    if wrong is not None:
-        raise Mistake(400, wrong)
-    whole = {**asked.form.head(False), "choices": [choice.whole() for choice in listed], "usage": asked.usage()}
-    if asked.form.chat and listed[0].prompt_logprobs is not None:
-        whole["prompt_logprobs"] = listed[0].prompt_logprobs
-    return whole
-
-
-async def tell_stream(asked: Asked, with_usage: bool) -> AsyncIterator[bytes]:
-    """Server-sent events. Whoever stops reading closes it, and what is under way is aborted."""
-    head = asked.form.head(True)
-    more = {"usage": None} if with_usage else {}
-    try:
-        async for number, update in merged(asked.streams):
-            choice = asked.choices[number][update.index]
-            told = choice.take(update)
-            if choice.finish == "error":
-                raise Mistake(400, choice.error or "the request ended with an error")
-            yield event({**head, "choices": [told], **more})
-        if with_usage:
-            yield event({**head, "choices": [], "usage": asked.usage()})
-    except (Mistake, PacelineError) as error:
-        wrong = error if isinstance(error, Mistake) else mistake_of(error)
-        yield event(error_body(wrong.sentence, KINDS[wrong.status], wrong.param, wrong.code))
-    finally:
-        asked.close()
-    yield b"data: [DONE]\n\n"
-
-
-def event(content: Any) -> bytes:
-    return b"data: " + encode(content) + b"\n\n"
-
-
-async def merged(streams: list[Stream]) -> AsyncIterator[tuple[int, Any]]:
-    """The updates of several streams as they come, each with its stream's number."""
-    if len(streams) == 1:  # most requests: no task for each update
-        async for update in streams[0]:
-            yield 0, update
-        return
-    waiting = {asyncio.ensure_future(anext(stream, None)): number for number, stream in enumerate(streams)}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                number = waiting.pop(task)
-                update = task.result()
-                if update is not None:
-                    waiting[asyncio.ensure_future(anext(streams[number], None))] = number
-                    yield number, update
-    finally:
-        for task in waiting:
-            task.cancel()
-
-
-async def unless_left(request: Request, work: Awaitable[Any]) -> Any:
-    """The work's result; where the client goes away first, the work is cancelled."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise Mistake(499, "the client has gone")
-        return task.result()
-    finally:
-        task.cancel()
-        left.cancel()
 
 
 def create(settings: Settings, engine: EngineProcess) -> FastAPI:
