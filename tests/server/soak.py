@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -57,16 +58,28 @@ class Program:
 
     def memory(self) -> dict[str, int]:
         """Resident KiB of the server and of its engine."""
+        return {name: _resident(pid) for name, pid in self._pids().items()}
+
+    def seconds(self) -> dict[str, float]:
+        """Of processor time: on a machine that others use too, this is steadier than what a clock says."""
+        return {name: _spent(pid) for name, pid in self._pids().items()}
+
+    def _pids(self) -> dict[str, int]:
         pids = {"server": self.process.pid}
         for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
             if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
                 pids["engine"] = int(child)
-        return {name: _resident(pid) for name, pid in pids.items()}
+        return pids
 
 
 def _resident(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+def _spent(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
@@ -261,7 +274,8 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=120, help="the most tokens of an answer under load")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--drafter", default="ngram")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5, help="of the comparison with the engine alone")
+    parser.add_argument("--tokens", type=int, default=48, help="of an answer there")
     given = parser.parse_args()
     if given.requests:
         from tests.cli.checkpoints import write_checkpoint
@@ -279,11 +293,13 @@ def main() -> None:
             print_load(served, given)
     if given.rounds:
         with program(given.model, *flags, "--no-prefix-caching") as served:
-            rates = compare(served.port, given.model, given.drafter, work(64, 48), given.rounds)
+            before = served.seconds()
+            rates = compare(served.port, given.model, given.drafter, work(64, given.tokens), given.rounds)
+            spent = {name: round(value - before[name], 1) for name, value in served.seconds().items()}
         best = {name: max(listed) for name, listed in rates.items()}
         print("throughput, tokens/s:", {name: [round(rate, 1) for rate in listed] for name, listed in rates.items()})
         shares = {name: round(best[name] / best["offline"], 3) for name in ("whole", "streamed")}
-        print("of the engine alone, best of each:", shares)
+        print("of the engine alone, best of each:", shares, "processor seconds:", spent)
 
 
 def print_load(served: Program, given: argparse.Namespace) -> None:
