@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # make demo TORCH=cpu: PyTorch without CUDA, a quarter of the size on Linux
 FROM := $(if $(filter cpu,$(TORCH)),--extra-index-url https://download.pytorch.org/whl/cpu)
 
-.PHONY: demo test check docs clean
+.PHONY: demo serve test soak check docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt hatch_build.py $(wildcard paceline/kernels/cpu/csrc/*)
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -14,8 +14,15 @@ $(VENV)/installed: pyproject.toml constraints.txt hatch_build.py $(wildcard pace
 demo: $(VENV)/installed
 	$(BIN)/paceline compare --demo edit --rounds 5 --output demo
 
+serve: $(VENV)/installed
+	$(BIN)/paceline serve --drafter ngram
+
 test: $(VENV)/installed
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# make soak MINUTES=5: the server under load, fuzzed and compared with the engine alone
+soak: $(VENV)/installed
+	$(BIN)/python -m tests.server.soak $(if $(MINUTES),--minutes $(MINUTES))
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

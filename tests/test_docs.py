@@ -176,6 +176,7 @@ def test_no_page_names_a_place_on_one_machine(page: Path) -> None:
     paths = re.findall(r"(?<![\w.:/~…)-])/[a-z][\w.-]*/[\w./-]*", text)
     everywhere = ("/dev/null", "/v1/")  # the same on every machine: a device, and what a server is asked
     assert [path for path in paths if not path.startswith(everywhere)] == [], "it says nothing on another machine"
+    text = text.replace("127.0.0.1", "").replace("0.0.0.0", "")  # every machine has these
     assert re.findall(r"\bshared/|\bworkplace\b|\blocalhost\b|\b\d+\.\d+\.\d+\.\d+\b", text) == []
 
 

@@ -18,15 +18,14 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline import __version__
-from paceline.cli import batch, chat, compare, extract_mtp, generate, models, sweep
+from paceline.cli import batch, chat, compare, extract_mtp, generate, models, serve, sweep
 from paceline.cli.command import EPILOG, Command, Group
 from paceline.errors import PacelineError
 
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
-NO_SERVER = "is not there yet: paceline has no server; paceline batch answers requests from a file"
-MEASURES = "is called paceline compare here; it measures in one process, since there is no server yet"
+MEASURES = "is called paceline compare here; it measures in one process"
 ELSEWHERE = {
-    **dict.fromkeys(("serve", "api_server"), NO_SERVER),
+    "api_server": "is called paceline serve here",
     **dict.fromkeys(("bench", "benchmark_serving", "benchmark_throughput", "benchmark_latency"), MEASURES),
     "train": "is not there yet: drafters can be loaded and compared, not trained",
     "run_batch": "is called paceline batch here",
@@ -84,7 +83,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for function in (generate.generate, chat.chat, batch.batch, compare.compare, sweep.sweep):
+for function in (generate.generate, chat.chat, serve.serve, batch.batch, compare.compare, sweep.sweep):
     app.command(cls=Command, epilog=EPILOG)(function)
 app.command("extract-mtp", cls=Command)(extract_mtp.extract_mtp)
 app.add_typer(models.app, name="models")

@@ -26,7 +26,7 @@ from paceline.params import SamplingParams
 
 DRAFTING, SAMPLING, PROMPT, SHOWING, MACHINE = "Drafting", "Sampling", "Prompt", "Showing", "Model and machine"
 MEASURING, FILES = "Measuring", "Files"
-PANELS = (PROMPT, DRAFTING, SAMPLING, MEASURING, FILES, SHOWING, MACHINE)  # of `--help`, in that order
+PANELS = (PROMPT, "Serving", DRAFTING, SAMPLING, MEASURING, FILES, SHOWING, MACHINE)  # of `--help`, in that order
 
 Group = Mapping[str, tuple[Any, Any]]  # an option's name → its annotation and default
 

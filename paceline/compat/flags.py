@@ -134,6 +134,9 @@ class _Rewriting:
         """One option of ours as the command spells it."""
         written = self.reading.written(ours)
         names = [*filter(None, [FLAGS.get(ours)]), "--" + ours.replace("_", "-")]
+        refusal = "--no-" + ours.replace("_", "-")
+        if refusal in self.declared and "--" + ours.replace("_", "-") not in self.declared:  # it is on
+            return [] if switch(value, written) else [Flag(refusal, None, written)]
         if ours in SETTLED and not any(name in self.declared for name in names):
             self.reading.notes.append(f"{written} has no effect on {self.command}")
             return []

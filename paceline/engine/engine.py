@@ -149,12 +149,9 @@ class Engine:
 
     def _let_go(self) -> None:
         """Slots and pages of ended sequences come back, once no round is ahead of them."""
-        ended, self._ended = self._ended, []
+        ended, self._ended = [one for one in self._ended if not one.ahead], [one for one in self._ended if one.ahead]
         for sequence in ended:
-            if sequence.ahead:
-                self._ended.append(sequence)
-            else:
-                self.scheduler.leave(sequence)
+            self.scheduler.leave(sequence)
 
     def _all_ended(self) -> bool:
         """Whether what is in flight is void, and nothing else is to be done meanwhile."""
@@ -231,7 +228,9 @@ class Engine:
         said = kept, sequence.num_output, text, sequence.provenance[first:], logprobs, sequence.seed
         ended = sequence.finish_reason, sequence.stop_reason, sequence.error
         stats = None if sequence.finish_reason is None else replace(sequence.stats)
-        update = Update(sequence.request_id, sequence.index, *said, *ended, stats)
+        asked = bool(kept) and not first and sequence.params.prompt_logprobs is not None
+        prompt = sequence.prompt_logprobs if asked else None
+        update = Update(sequence.request_id, sequence.index, *said, *ended, stats, prompt)
         chars = sequence.chars_told + len(update.text)
         self.updates.append(Pending(sequence, update, chars))  # from here on it is told
         sequence.note_told(update.num_tokens, chars, update.finished)

@@ -23,6 +23,7 @@ class Update(NamedTuple):
     stop_reason: int | str | None = None
     error: str | None = None
     stats: SequenceStats | None = None  # the sample's figures, with its last update
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # where asked for, with the first tokens
 
     @property
     def finished(self) -> bool:

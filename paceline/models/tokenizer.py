@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.models.chat import render
 
+LONG = 10_000  # characters from which on a text is read as a batch: meanwhile other threads go on
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -84,7 +85,9 @@ class Tokenizer:
     def encode(self, text: Any, add_special_tokens: bool = True, **options: Any) -> Any:
         if options or not isinstance(text, str):
             return self._transformers().encode(text, add_special_tokens=add_special_tokens, **options)
-        return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG:
+            return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.backend_tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
         """The text of an id or of several; of a list of lists, a list of texts."""

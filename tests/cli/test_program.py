@@ -59,10 +59,14 @@ def test_help_is_shown_when_nothing_or_help_was_asked_for(words: list[str]) -> N
     result = RUNNER.invoke(app, words)
     assert result.exit_code == 0
     assert result.stdout.startswith("Usage: paceline [OPTIONS] COMMAND")
-    assert all(f"\n  {name} " in result.stdout for name in ("generate", "chat", "batch", "compare", "sweep", "models"))
+    assert all(
+        f"\n  {name} " in result.stdout for name in ("generate", "chat", "serve", "batch", "compare", "sweep", "models")
+    )
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "batch", "compare", "sweep", "models", "models fetch"])
+@pytest.mark.parametrize(
+    "command", ["generate", "chat", "serve", "batch", "compare", "sweep", "models", "models fetch"]
+)
 def test_help_fits_eighty_columns_and_cuts_no_flag(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     told = RUNNER.invoke(app, [*command.split(), "-h"]).stdout
@@ -85,14 +89,13 @@ def app_command(path: str) -> Any:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("serve", "paceline serve is not there yet: paceline has no server"),
-        ("api_server --port 80", "paceline api_server is not there yet"),
+        ("api_server --port 80", "paceline api_server is called paceline serve here"),
         ("bench serve", "paceline bench is called paceline compare here"),
         ("benchmark-serving", "paceline benchmark-serving is called paceline compare here"),
         ("train", "paceline train is not there yet"),
         ("run-batch -i x", "paceline run-batch is called paceline batch here"),
         ("genrate x", "paceline has no command 'genrate'; did you mean generate?"),
-        ("frobnicate", "paceline has no command 'frobnicate'; there are generate, chat, batch,"),
+        ("frobnicate", "paceline has no command 'frobnicate'; there are generate, chat, serve, batch,"),
         ("models lst", "paceline models has no command 'lst'; did you mean list?"),
         ("--verison", "no such option: --verison"),
         ("chat hello", "'hello' is one argument too many; see paceline chat --help"),

@@ -58,6 +58,17 @@ def test_prompt_logprobs_are_right_in_chunks_and_pass_by_the_prefix_cache(behind
 
 
 @BEHIND
+def test_an_update_tells_the_prompts_logprobs_once_and_whole(behind: int | None) -> None:
+    llm = tiny_llm(behind=behind, max_batched_tokens=16)
+    llm.add(LONG, SamplingParams(max_tokens=4, ignore_eos=True, prompt_logprobs=3))
+    updates = [update for _ in range(20) for update in llm.step()]
+    told = [update.prompt_logprobs for update in updates if update.prompt_logprobs is not None]
+    assert len(told) == 1 and updates[-1].finished
+    assert told[0][0] is None and len(told[0]) == len(LONG)
+    assert_logprobs(told[0][1:], LONG, 1, 3)
+
+
+@BEHIND
 def test_a_score_is_the_log_probability_of_every_token_but_the_first(behind: int | None) -> None:
     llm = tiny_llm(behind=behind)
     long, short = llm.score([LONG, PROMPT[:1]])

@@ -1,0 +1,66 @@
+"""The server as a program: its socket, what it says on the terminal, and how it ends."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import uvicorn
+from rich.console import Console
+
+from paceline.errors import EngineError, OptionError
+from paceline.server.guards import Impatient
+
+GRACE = 30  # seconds in which answers under way may end
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bound before the model is loaded: a port that is taken is known at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OptionError(f"--host {host} --port {port} cannot be listened at: {error.strerror or error}") from None
+    return listener
+
+
+def answer(app: Any, listener: socket.socket, host: str, model: str) -> None:
+    """Until Ctrl-C or SIGTERM; then answers under way may end."""
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{listener.getsockname()[1]}"
+    engine = app.state.server.engine
+
+    class Told(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            if not self.started:  # nothing is under way
+                engine.give_up()
+            super().handle_exit(sig, frame)
+
+        async def startup(self, sockets: Any = None) -> None:
+            with Console(stderr=True).status(f"loading {model}"):
+                await app.state.server.start()  # here rather than in the lifespan, which tells a failure by a traceback
+            await super().startup(sockets)
+            if self.started:
+                Console(stderr=True).print(
+                    f"serving {model} at {address} (page) and {address}/v1 (OpenAI)", highlight=False, soft_wrap=True
+                )
+
+        async def shutdown(self, sockets: Any = None) -> None:
+            app.state.server.draining = True
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
+        app, http=Impatient, log_level="warning", timeout_graceful_shutdown=GRACE, access_log=False, lifespan="on"
+    )
+    server = Told(config)
+    try:
+        server.run(sockets=[listener])
+    except EngineError:
+        if server.should_exit:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        engine.kill()
