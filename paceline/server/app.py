@@ -13,7 +13,8 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.staticfiles import StaticFiles
 
 from paceline import __version__
 from paceline.errors import EngineError, OptionError, PacelineError
@@ -32,7 +33,7 @@ from paceline.server.protocol import (
 )
 from paceline.server.reader import Reader
 
-PAGE = Path(__file__).parent / "page" / "index.html"
+PAGE = Path(__file__).parent / "page"
 ANY_MODEL = "default"  # a name that is always accepted
 KINDS = {
     400: "invalid_request_error",
@@ -380,11 +381,14 @@ def _add_routes(app: FastAPI, server: Server) -> None:
     @app.get("/stats")
     async def stats() -> Answer:
         """The page's own figures."""
-        return Answer(server.metrics.summary())
+        told = {"model": server.settings.served_names[0], "chat": server.reader.has_template}
+        return Answer(told | server.metrics.summary())
 
-    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def page() -> HTMLResponse:
-        return HTMLResponse(PAGE.read_text(encoding="utf-8"))
+    app.mount("/page", StaticFiles(directory=PAGE))
+
+    @app.get("/", response_class=FileResponse, include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(PAGE / "index.html")
 
 
 def _model(name: str, length: int) -> dict[str, Any]:

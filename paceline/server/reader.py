@@ -25,6 +25,11 @@ class Reader:
         found = loader.find(model, tokenizer).tokenizer
         return cls(found, PromptTemplate(template, found), limits)
 
+    @property
+    def has_template(self) -> bool:
+        """Whether conversations can be answered."""
+        return self.template.given is not None or getattr(self.tokenizer, "chat_template", None) is not None
+
     def completion(self, body: CompletionRequest) -> tuple[list[Prompt], SamplingParams]:
         params = body.params()
         prompts = [self._read(prompt) for prompt in body.prompts()]
