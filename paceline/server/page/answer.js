@@ -165,7 +165,7 @@ export class Tip {
     const lines = [
       make("p", {}, make("span", { className: `token ${marks(token.kind, token.drafter)}` }, shown(token.text))),
       make("p", {}, meaning(token.kind, token.drafter)),
-      make("p", { className: "quiet" }, `token ${token.position} of forward ${token.round}, id ${token.id}`),
+      make("p", { className: "quiet" }, `token ${token.position} of forward ${token.round + 1}, id ${token.id}`),
     ];
     if (token.probability === undefined) return [...lines, make("p", { className: "quiet" }, "no probability was asked for")];
     lines.push(make("p", {}, `probability ${percent(token.probability)}`));
@@ -182,7 +182,9 @@ function percent(share) {
   return share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`;
 }
 
-// White space is shown by signs.
+// White space and control codes are shown by signs.
 function shown(text) {
-  return text === "" ? "(no text yet)" : text.replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥");
+  const signs = { " ": "␣", "\n": "↵", "\t": "⇥" };
+  const sign = (one) => signs[one] ?? String.fromCharCode(0x2400 + one.charCodeAt(0));
+  return text === "" ? "(no text of its own)" : text.replace(/[\x00-\x20]/g, sign);
 }
