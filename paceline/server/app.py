@@ -14,7 +14,6 @@ from typing import Any
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, StreamingResponse
-from fastapi.staticfiles import StaticFiles
 
 from paceline import __version__
 from paceline.errors import EngineError, OptionError, PacelineError
@@ -34,6 +33,8 @@ from paceline.server.protocol import (
 from paceline.server.reader import Reader
 
 PAGE = Path(__file__).parent / "page"
+PARTS = frozenset(path.name for path in PAGE.iterdir())
+FRESH = {"Cache-Control": "no-cache"}  # parts of one page are of one version
 ANY_MODEL = "default"  # a name that is always accepted
 KINDS = {
     400: "invalid_request_error",
@@ -384,11 +385,12 @@ def _add_routes(app: FastAPI, server: Server) -> None:
         told = {"model": server.settings.served_names[0], "chat": server.reader.has_template}
         return Answer(told | server.metrics.summary())
 
-    app.mount("/page", StaticFiles(directory=PAGE))
-
-    @app.get("/", response_class=FileResponse, include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(PAGE / "index.html")
+    @app.get("/", include_in_schema=False)
+    @app.get("/page/{name}", include_in_schema=False)
+    async def page(name: str = "index.html") -> FileResponse:
+        if name not in PARTS:
+            raise Mistake(404, f"there is no /page/{name:.200}")
+        return FileResponse(PAGE / name, headers=FRESH)
 
 
 def _model(name: str, length: int) -> dict[str, Any]:

@@ -142,6 +142,15 @@ def test_origins_are_marked_by_more_than_colour(page: Browser) -> None:
     assert len(set(marks)) == len(marks), marks
 
 
+def test_each_drafter_has_a_mark_of_its_own(page: Browser) -> None:
+    marks = page.evaluate(
+        """import('/page/answer.js').then(({marks}) => ['one', 'two', 'three', 'four', 'five', 'one'].map((name) => {
+          const span = document.createElement('span'); span.className = marks('accepted', name);
+          document.body.append(span); return getComputedStyle(span).textDecorationStyle; }))"""
+    )
+    assert len(set(marks[:4])) == 4 and marks[4] == marks[5] == marks[0], "further ones begin again"
+
+
 def test_the_page_means_by_an_origin_what_the_terminal_means() -> None:
     script = (PAGE / "answer.js").read_text(encoding="utf-8")
     assert dict(re.findall(r'^  (\w+): "(.+)",$', script, re.MULTILINE)) == MEANINGS
@@ -253,9 +262,22 @@ def test_a_refusal_is_the_servers_sentence_and_nothing_else_is_lost(page: Browse
 
 def test_a_server_that_has_gone_is_said_to_have_gone(page: Browser) -> None:
     page.evaluate("window.fetch = () => Promise.reject(new TypeError('gone'))")
+    page.point("#compare", click=True)
     send(page, "the rider")
+    assert text_of(page, ".verdict") == ["There is nothing to compare."]
     assert text_of(page, ".error") == ["the server cannot be reached"]
     assert text_of(page, "#health") == ["the server cannot be reached"]
+
+
+def test_an_engine_that_cannot_answer_is_told_of_in_the_servers_words(page: Browser) -> None:
+    page.evaluate(
+        """(() => { const real = fetch; window.fetch = async (route, given) => {
+          const told = (content, status) => new Response(JSON.stringify(content), {status});
+          if (route === 'health') return told({error: {message: 'the engine is starting again; before: it fell'}}, 503);
+          if (route === 'stats') return told({...(await (await real(route)).json()), ready: false}, 200);
+          return real(route, given); }; })()"""
+    )
+    page.wait("document.querySelector('#health').textContent === 'the engine is starting again; before: it fell'")
 
 
 def test_the_charts_draw_what_the_answer_counted(page: Browser, address: str) -> None:
@@ -316,7 +338,7 @@ def test_the_page_is_never_wider_than_its_window(page: Browser, width: int) -> N
 def test_a_key_is_asked_for_and_a_model_without_template_completes(chromium: Browser, bare: str) -> None:
     page = opened(chromium, bare)
     assert "no drafter" in text_of(page, "#serving")[0]
-    assert text_of(page, "#notice")[0].startswith("This model has no chat template")
+    assert text_of(page, "#notice")[0].startswith("This model has no chat template: each prompt is completed")
     assert not page.evaluate("document.querySelector('#notice').hidden")
     send(page, "the rider in front", max_tokens=12)
     assert text_of(page, ".error")[0].startswith("the API key is missing or wrong")

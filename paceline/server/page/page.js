@@ -2,7 +2,7 @@
 
 import { Answer, Tip, count, figure, legend, make } from "./answer.js";
 import { drawAcceptance, drawForwards, drawSpeed } from "./charts.js";
-import { Refusal, ask } from "./stream.js";
+import { Refusal, ask, get } from "./stream.js";
 
 const POLL_MS = 1000;
 const ALTERNATIVES = 5;
@@ -22,35 +22,36 @@ let points = []; // multiples of plain speed
 // Figures
 
 async function poll() {
-  let heard;
-  try {
-    const response = await fetch("stats");
-    heard = response.ok ? await response.json() : null;
-  } catch {
-    heard = null;
-  }
+  const [heard, trouble] = await hear();
   if (heard && stats && heard.spent_seconds > stats.spent_seconds && heard.plain_seconds > stats.plain_seconds) {
     points.push((heard.plain_seconds - stats.plain_seconds) / (heard.spent_seconds - stats.spent_seconds));
     points = points.slice(-MOST_POINTS);
   }
   stats = heard ?? stats;
-  tellServer(heard);
+  tellServer(trouble);
   drawFigures();
 }
 
-function tellServer(heard) {
-  const health = at("health");
-  const told = !heard ? "the server cannot be reached" : heard.ready ? "ready" : "the engine is starting";
-  if (health.textContent !== told) health.textContent = told;
-  health.className = `health ${heard?.ready ? "good" : "bad"}`;
-  if (!heard) return;
-  const drafter = heard.drafter ? `drafter ${heard.drafter}` : "no drafter: every answer is plain";
-  at("serving").textContent = `${heard.model} · ${drafter}`;
-  at("notice").hidden = heard.chat;
-  if (!heard.chat) {
-    at("notice").textContent =
-      "This model has no chat template: each prompt is completed as it stands, without what was said before.";
+// The server's figures, or null; and what is wrong with it, or null.
+async function hear() {
+  try {
+    const heard = await get("stats");
+    if (heard.ready) return [heard, null];
+    return [heard, await get("health").then(() => null, (error) => error.message)];
+  } catch (error) {
+    return [null, error.message];
   }
+}
+
+function tellServer(trouble) {
+  const health = at("health");
+  const told = trouble ?? "ready";
+  if (health.textContent !== told) health.textContent = told;
+  health.className = `health ${trouble === null ? "good" : "bad"}`;
+  if (!stats) return;
+  const drafter = stats.drafter ? `drafter ${stats.drafter}` : "no drafter: every answer is plain";
+  if (trouble === null) at("serving").textContent = `${stats.model} · ${drafter}`;
+  at("notice").hidden = stats.chat;
 }
 
 function drawFigures() {
@@ -127,6 +128,7 @@ async function sideBySide(turn, given, signal) {
   const [drafted, plain] = [new Answer("With speculation"), new Answer("Without")];
   const verdict = make("p", { className: "verdict" });
   turn.append(make("div", { className: "pair" }, drafted.element, plain.element), verdict);
+  plain.foot.textContent = "begins when the other has ended";
   const drawn = given.seed === "" && Number(given.temperature) > 0;
   const seed = drawn ? Math.floor(Math.random() * 2 ** 31) : given.seed === "" ? null : Number(given.seed);
   const body = bodyOf(messages, given, seed);
@@ -137,10 +139,12 @@ async function sideBySide(turn, given, signal) {
     drawFigures();
     verdict.textContent = judge(drafted, plain) + (drawn ? ` Both were drawn with seed ${seed}.` : "");
     verdict.classList.add(equal(drafted, plain) ? "good" : "bad");
+  } catch (error) {
+    verdict.textContent = "There is nothing to compare.";
+    throw error;
   } finally {
     keep(drafted);
   }
-  follow();
 }
 
 function equal(one, other) {

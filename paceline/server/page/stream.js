@@ -13,18 +13,28 @@ export class Refusal extends Error {
 export async function* ask(route, body, key, signal) {
   const headers = { "Content-Type": "application/json" };
   if (key) headers.Authorization = `Bearer ${key}`;
-  let response;
-  try {
-    response = await fetch(route, { method: "POST", headers, body: JSON.stringify(body), signal });
-  } catch (error) {
-    if (signal.aborted) throw error;
-    throw new Refusal("the server cannot be reached");
-  }
-  if (!response.ok) throw new Refusal(await sentenceOf(response), response.status);
+  const response = await reach(route, { method: "POST", headers, body: JSON.stringify(body), signal });
   for await (const content of events(response, signal)) {
     if (content.error) throw new Refusal(content.error.message);
     yield part(content);
   }
+}
+
+// What a route tells, as JSON.
+export async function get(route) {
+  return (await reach(route, {})).json();
+}
+
+async function reach(route, given) {
+  let response;
+  try {
+    response = await fetch(route, given);
+  } catch (error) {
+    if (given.signal?.aborted) throw error;
+    throw new Refusal("the server cannot be reached");
+  }
+  if (!response.ok) throw new Refusal(await sentenceOf(response), response.status);
+  return response;
 }
 
 async function sentenceOf(response) {
