@@ -105,8 +105,8 @@ async function run(answer, body, key, signal) {
   } finally {
     await poll();
   }
-  const spent = stats.spent_seconds - (before?.spent_seconds ?? 0);
-  const plain = stats.plain_seconds - (before?.plain_seconds ?? 0);
+  const since = (name) => (stats?.[name] ?? 0) - (before?.[name] ?? 0);
+  const [spent, plain] = [since("spent_seconds"), since("plain_seconds")];
   if (answer.rate !== null && spent > 0 && plain > 0) answer.speed = { rate: answer.rate, multiple: plain / spent };
   drawFigures();
 }
