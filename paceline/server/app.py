@@ -13,7 +13,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi.responses import FileResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from paceline import __version__
@@ -36,7 +36,9 @@ from paceline.server.protocol import (
 from paceline.server.reader import Reader
 from paceline.server.telling import Asked, tell_stream, tell_whole, unless_left
 
-PAGE = Path(__file__).parent / "page" / "index.html"
+PAGE = Path(__file__).parent / "page"
+PARTS = frozenset(path.name for path in PAGE.iterdir())
+FRESH = {"Cache-Control": "no-cache"}  # parts of one page are of one version
 ANY_MODEL = "default"  # a name that is always accepted
 
 
@@ -277,11 +279,15 @@ def _add_routes(app: FastAPI, server: Server) -> None:
     @app.get("/stats")
     async def stats() -> Answer:
         """The page's own figures."""
-        return Answer(server.metrics.summary())
+        told = {"model": server.settings.served_names[0], "chat": server.reader.has_template}
+        return Answer(told | server.metrics.summary())
 
-    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def page() -> HTMLResponse:
-        return HTMLResponse(PAGE.read_text(encoding="utf-8"))
+    @app.get("/", include_in_schema=False)
+    @app.get("/page/{name}", include_in_schema=False)
+    async def page(name: str = "index.html") -> FileResponse:
+        if name not in PARTS:
+            raise Mistake(404, f"there is no /page/{name:.200}")
+        return FileResponse(PAGE / name, headers=FRESH)
 
 
 def _told_errors(*listed: int) -> dict[int | str, dict[str, Any]]:

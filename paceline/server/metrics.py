@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from paceline.engine.stats import SequenceStats
 from paceline.engine.update import Update
 from paceline.server.engine import EngineProcess
 
@@ -33,6 +35,7 @@ class Metrics:
     def __init__(self, engine: EngineProcess) -> None:
         self._engine = engine
         self._begun: dict[str, Begun] = {}
+        self._ended = SequenceStats()  # of all answers that ended: drafts proposed and accepted, by position
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("paceline_requests", "Answers that ended.", ["reason"], registry=registry)
         self.prompt_tokens = Counter("paceline_prompt_tokens", "Tokens of prompts.", registry=registry)
@@ -78,6 +81,7 @@ class Metrics:
             self.output_tokens.labels(one.drafter or one.kind).inc()
             if one.kind == "accepted":
                 self.accepted.labels(one.drafter, one.depth).inc()
+        self.forwards.inc(bool(update.tokens))  # an update with tokens is a round of one sequence
         if begun is not None and update.tokens:
             if begun.first is None:
                 begun.first = now
@@ -90,10 +94,11 @@ class Metrics:
         stats = update.stats
         assert stats is not None
         self.requests.labels(update.finish_reason).inc()
-        self.forwards.inc(stats.rounds)
         self.cached_tokens.inc(stats.prefix_hit)
         ready = self._engine.ready
         name = ready.drafter if ready is not None and ready.drafter is not None else "none"
+        self._ended.proposed = _added(self._ended.proposed, stats.proposed)
+        self._ended.accepted = _added(self._ended.accepted, stats.accepted)
         for depth, count in enumerate(stats.proposed, 1):
             self.drafted.labels(name, depth).inc(count)
         if begun is not None:
@@ -141,15 +146,14 @@ class Metrics:
     def summary(self) -> dict[str, Any]:
         """The same for the page, as it draws them."""
         engine, figures = self._engine, self._engine.figures
-        accepted, drafted = _by_position(_values(self.accepted)), _by_position(_values(self.drafted))
         spent = 0.0 if figures is None else figures.draft_seconds + figures.verify_seconds + figures.rest_seconds
         return {
             "ready": engine.ready is not None,
             "drafter": None if engine.ready is None else engine.ready.drafter,
             "running": 0 if figures is None else figures.running,
             "waiting": 0 if figures is None else figures.waiting,
-            "accepted_by_position": accepted,
-            "drafted_by_position": drafted,
+            "accepted_by_position": self._ended.accepted,  # of answers that ended, as drafts are told at the end
+            "drafted_by_position": self._ended.proposed,
             "tokens": sum(_values(self.output_tokens).values()),
             "forwards": _value(self.forwards),
             "spent_seconds": spent,
@@ -179,6 +183,5 @@ def _value(counter: Counter) -> float:
     return sum(_values(counter).values())
 
 
-def _by_position(values: dict[tuple[str, ...], float]) -> list[int]:
-    most = max((int(position) for _, position in values), default=0)
-    return [int(sum(v for (_, at), v in values.items() if int(at) == place)) for place in range(1, most + 1)]
+def _added(one: list[int], other: list[int]) -> list[int]:
+    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]

@@ -27,6 +27,11 @@ class Reader:
         longest = max(map(len, found.get_vocab()), default=1) if found is not None else 1
         return cls(found, PromptTemplate(template, found), limits, longest)
 
+    @property
+    def has_template(self) -> bool:
+        """Whether conversations can be answered."""
+        return self.template.given is not None or getattr(self.tokenizer, "chat_template", None) is not None
+
     def completion(self, body: CompletionRequest) -> tuple[list[Prompt], SamplingParams]:
         params = body.params()
         prompts = [self._read(prompt) for prompt in body.prompts()]
