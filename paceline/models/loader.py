@@ -102,7 +102,7 @@ def find(model: Any, tokenizer: Any = None) -> Found:
             raise OptionError(f"model must be a name, a path or a transformers model, {not_an_object(model)}")
         generation = getattr(model, "generation_config", None)
         config = from_transformers(model.config, getattr(generation, "eos_token_id", None))
-        return Found(config, ModelSource(model), _read_tokenizer(tokenizer))
+        return Found(config, ModelSource(model), read_tokenizer(tokenizer))
     path = locate(str(model))
     if path.suffix == ".gguf":
         file = GGUFFile(path)
@@ -112,8 +112,8 @@ def find(model: Any, tokenizer: Any = None) -> Found:
 
             tokenizer = tokenizer_from_gguf(file)
             file.forget("tokenizer.")
-        return Found(config, GGUFSource(file, config), _read_tokenizer(tokenizer))
-    return Found(read_config(path), FolderSource(path), _read_tokenizer(path if tokenizer is None else tokenizer))
+        return Found(config, GGUFSource(file, config), read_tokenizer(tokenizer))
+    return Found(read_config(path), FolderSource(path), read_tokenizer(path if tokenizer is None else tokenizer))
 
 
 def locate(name: str) -> Path:
@@ -137,7 +137,7 @@ def locate(name: str) -> Path:
         raise error if "/" in name else CheckpointError(f"{missing}; {error}") from None
 
 
-def _read_tokenizer(given: Any) -> Any:
+def read_tokenizer(given: Any) -> Any:
     """A path or an alias becomes a tokenizer; an object is taken as it is; None stays None (token ids in and out)."""
     if given is None or not isinstance(given, str | Path):
         if isinstance(given, int | float | list | tuple | dict | type):
