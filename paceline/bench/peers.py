@@ -81,6 +81,7 @@ def find_peers(asked: Asked) -> tuple[list[Peer], dict[str, str]]:
 def _transformers(asked: Asked) -> Iterator[Peer]:
     """generate: plain, with prompt lookup, and assisted by the draft model where there is one."""
     import torch
+    import transformers
 
     target = _load_transformers(asked.target, asked.device)
     ways: dict[str, dict[str, Any]] = {
@@ -95,7 +96,7 @@ def _transformers(asked: Asked) -> Iterator[Peer]:
             for model in (target, *([extra["assistant_model"]] if "assistant_model" in extra else [])):
                 model.generation_config.eos_token_id, model.generation_config.pad_token_id = ends or None, 0
             given = torch.tensor([ids], device=asked.device)
-            with torch.inference_mode():
+            with torch.inference_mode(), _quiet(transformers):
                 out = target.generate(
                     given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=most, **extra
                 )

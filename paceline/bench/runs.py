@@ -51,12 +51,14 @@ COLUMNS: dict[str, tuple[str, Cell]] = {
 
 
 NARROW = {  # heads where there is little room
+    "tokens/s": "tokens\n/s",
+    "requests/s": "requests\n/s",
     "95% interval": "95%\ninterval",
     "tokens per forward": "tokens/\nforward",
     "drafts accepted": "drafts\naccepted",
-    "first token, median ms": "first\ntoken, ms",
-    "per token, median ms": "per\ntoken, ms",
-    "whole answer, median ms": "whole\nanswer, ms",
+    "first token, median ms": "first\nms",
+    "per token, median ms": "token\nms",
+    "whole answer, median ms": "whole\nms",
     "same text as plain": "same\ntext",
 }
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline import __version__
-from paceline.cli import batch, bench, chat, compare, generate, models, serve, sweep
+from paceline.cli import batch, bench, chat, check, compare, generate, models, serve, sweep
 from paceline.cli.command import EPILOG, Command, Group
 from paceline.errors import PacelineError
 
@@ -84,7 +84,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for function in (generate.generate, chat.chat, serve.serve, batch.batch, compare.compare, sweep.sweep):
+for function in (generate.generate, chat.chat, serve.serve, batch.batch, compare.compare, sweep.sweep, check.check):
     app.command(cls=Command, epilog=EPILOG)(function)
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")

@@ -163,13 +163,19 @@ def with_peers(peers: Peers, llm: LLM, model: str, params: SamplingParams, varia
 
 def finish(data: dict[str, Any], chosen: dict[str, Any]) -> None:
     """Tables, and files."""
-    from paceline.bench import results, runs, runs_page
+    from paceline.bench import report, results, runs, runs_page
 
     console = Console()
     plain: Any = {"markup": False, "highlight": False, "soft_wrap": True}
     for table in runs.rates(data):
         console.print(table)
     console.print(runs.table(runs.read_rows(data, "run")))
+    for cell in data["cells"]:
+        ours = [row for row in cell["variants"] if not row.get("peer")]
+        by_position = report.positions({"kind": "compare", "variants": ours})
+        if by_position is not None:
+            console.print(runs.describe_cell(cell), style="bold", **plain)
+            console.print(by_position)
     for peer, why in data["absent"].items():
         console.print(f"{peer}: {why}", style="dim", **plain)
     if data["interrupted"]:
