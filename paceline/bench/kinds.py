@@ -26,8 +26,9 @@ KINDS = ("compare", "sweep", "offline", "serve")  # that a report can show
 def record_serving(
     run: serving.Run, server: Server, command: str, options: Data, percentiles: tuple[float, ...]
 ) -> Data:
+    shown = command if server.api_key is None else command.replace(server.api_key, "KEY")
     return {
-        **results.head("serve", command, _without_key(options), run.interrupted),
+        **results.head("serve", shown, _without_key(options), run.interrupted),
         "server": {
             "base_url": server.base_url,
             "route": server.route,
