@@ -9,7 +9,7 @@ from paceline.cli.command import EPILOG, Command, Group
 
 HELP = """Measure a server, or many datasets with many drafters; put runs side by side.
 
-paceline compare and paceline sweep measure one thing at a time, and write the same kind of files.
+One thing at a time is measured by paceline compare and paceline sweep, which write the same kind of files.
 """
 
 
