@@ -64,8 +64,8 @@ OPTIONS: options.Group = {
 def offline(ctx: typer.Context) -> None:
     """Measure datasets with drafters, batch sizes and temperatures, interleaved with plain decoding.
 
-    paceline bench offline --dataset-path mt_bench.jsonl --drafter ngram --drafter suffix
-    paceline bench offline --batch-size 1 --batch-size 8 --temperature 0 --temperature 0.8
+    paceline bench offline --dataset-path mt_bench.jsonl --drafter suffix
+    paceline bench offline --batch-size 1 --batch-size 8 --temperature 0.8
     """
     chosen = dict(ctx.params)
     measuring.check_files(chosen)

@@ -51,7 +51,7 @@ def check(ctx: typer.Context) -> None:
     --acceptance rejection or block, also the distribution of many samples.
 
     paceline check --drafter ngram
-    paceline check --model path/to/target --drafter path/to/draft --acceptance rejection --temperature 0.8
+    paceline check --drafter path/to/draft --acceptance rejection
     """
     from paceline.bench.prompts import read_questions
 
