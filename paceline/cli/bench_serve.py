@@ -229,7 +229,7 @@ def show(data: dict[str, Any], metrics: list[str], percentiles: tuple[float, ...
     for name, value in rows:
         plain.add_row(name, value)
     console.print(plain)
-    heads = ["mean", "median", *(f"p{share:g}" for share in percentiles)]
+    heads = ["mean", "median", *(f"p{share:g}" for share in percentiles if share != 50)]  # which is the median
     times = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     times.add_column("milliseconds")
     for head in heads:
