@@ -39,8 +39,8 @@ class Asked:
     prompts: list[Prompt]
     params: SamplingParams
     drafter: Variant
-    contexts: int = 4
-    samples: int = 1000
+    contexts: int = 3
+    samples: int = 400
     depth: int = 4
     alpha: float = 0.001
 
