@@ -164,6 +164,8 @@ KINDS = {
     bool: "flag",
     list[str]: "text",
     list[int]: "whole number",
+    list[float]: "number",
+    list[Path]: "path",
 }
 
 

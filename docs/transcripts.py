@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "sweep": ("paceline sweep --drafter suffix --num-draft-tokens 1,2,4,8 --num-prompts 4 --rounds 3 --no-show", []),
     "chat": ("paceline chat --max-tokens 80", [("> ", line) for line in TALK]),
     "mistake": ("paceline generate Hello --max-tokns 5", []),
+    "check": ("paceline check --drafter suffix --num-prompts 4", []),
 }
 PICTURES = {"show-drafts": f"paceline generate {LIST} --max-tokens 100 --drafter suffix --show-drafts"}
 LENGTHS = ("min_match=1,max_match=3", "min_match=2,max_match=4", "min_match=3,max_match=5", "min_match=5,max_match=5")

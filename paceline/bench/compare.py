@@ -18,6 +18,7 @@ import numpy as np
 from paceline.bench.differences import Difference, first_difference
 from paceline.bench.interval import Cost, Estimate, estimate
 from paceline.bench.kept import has_weights, hold, keep_loaded
+from paceline.bench.peers import Peer
 from paceline.engine.stats import SequenceStats
 from paceline.errors import OptionError, PacelineError
 from paceline.llm import LLM
@@ -36,6 +37,7 @@ class Variant:
     name: str
     drafter: Any
     draft_length: int | None = None  # of a sweep: the most tokens drafted in a round
+    peer: Peer | None = None  # another program, which decodes in its own way
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Plan:
             raise OptionError("a comparison at a temperature above 0 needs a seed, or no two runs say the same")
         seen = {PLAIN}
         for variant in self.drafters:
-            if variant.drafter is None:
+            if variant.drafter is None and variant.peer is None:
                 raise OptionError(f"drafter {variant.name!r} is plain decoding, which is measured anyway; leave it out")
             if variant.name in seen:
                 raise OptionError(f"drafter {variant.name!r} was given twice; name each once")
@@ -181,8 +183,7 @@ def compare(llm: LLM, plan: Plan, tell: Tell = lambda variant, round, done: None
     try:
         for variant, drafter in zip(plan.variants, drafters):
             tell(variant.name, -1, 0)
-            llm.set_drafter(drafter)
-            _warm_up(llm, plan)
+            _warm_up(llm, plan, variant, drafter)
         for round in range(plan.rounds):
             _run_round(llm, result, drafters, round, tell)
     except KeyboardInterrupt:
@@ -192,12 +193,13 @@ def compare(llm: LLM, plan: Plan, tell: Tell = lambda variant, round, done: None
     return result
 
 
-def _warm_up(llm: LLM, plan: Plan) -> None:
+def _warm_up(llm: LLM, plan: Plan, variant: Variant, drafter: Any) -> None:
     """A few tokens of the longest prompt: first calls of everything, and the memory they claim, are not counted."""
     longest = max(range(len(plan.prompts)), key=lambda number: len(plan.prompts[number].ids))
     few = min(plan.params.max_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS)
     params = replace(plan.params, max_tokens=few, min_tokens=0)
-    if not run_prompts(llm, replace(plan, params=params), [longest], lambda count: None).complete:
+    few_tokens = replace(plan, params=params)
+    if not _run_variant(llm, few_tokens, variant, drafter, [longest], lambda count: None).complete:
         raise KeyboardInterrupt
 
 
@@ -216,11 +218,11 @@ def _run_round(llm: LLM, result: Comparison, drafters: list[Any], round: int, te
         for turn, first in enumerate(range(0, count, size)):
             order = list(zip(result.measured, held, passes))
             for measured, drafter, done in order[:: -1 if (turn + round) % 2 else 1]:
-                llm.set_drafter(drafter)
                 report = partial(tell, measured.variant.name, round)
                 report(first)
-                numbers = range(first, min(first + size, count))
-                done.add(run_prompts(llm, result.plan, numbers, lambda ready: report(first + ready)))  # noqa: B023
+                numbers, plan = range(first, min(first + size, count)), result.plan
+                ready = partial(_add_ready, report, first)
+                done.add(_run_variant(llm, plan, measured.variant, drafter, numbers, ready))
                 if not done.complete:
                     raise KeyboardInterrupt
     finally:
@@ -228,6 +230,40 @@ def _run_round(llm: LLM, result: Comparison, drafters: list[Any], round: int, te
             done.complete = len(done.answers) == count
             if done.complete or (done.answers and not measured.passes):
                 measured.passes.append(done)
+
+
+def _add_ready(report: Callable[[int], None], first: int, ready: int) -> None:
+    report(first + ready)
+
+
+def _run_variant(
+    llm: LLM, plan: Plan, variant: Variant, drafter: Any, numbers: Sequence[int], on_done: Callable[[int], None]
+) -> Pass:
+    if variant.peer is not None:
+        return _run_peer(variant.peer, llm, plan, numbers, on_done)
+    llm.set_drafter(drafter)
+    return run_prompts(llm, plan, numbers, on_done)
+
+
+def _run_peer(peer: Peer, llm: LLM, plan: Plan, numbers: Sequence[int], on_done: Callable[[int], None]) -> Pass:
+    """These prompts once, one after the other; its own time is all that is known of a peer."""
+    result = Pass(0.0, [])
+    ends = [] if plan.params.ignore_eos else sorted(llm.engine.end_ids)
+    try:
+        for ready, number in enumerate(numbers, start=1):
+            ids, start = plan.prompts[number].ids, time.perf_counter()
+            most = plan.params.max_tokens or llm.max_model_len
+            said = peer.answer(ids, min(most, llm.max_model_len - len(ids)), ends)
+            spent = time.perf_counter() - start
+            text = "" if llm.tokenizer is None else str(llm.tokenizer.decode(said, skip_special_tokens=True))
+            ended = "stop" if said and said[-1] in ends else "length"
+            output = CompletionOutput(0, text, said, ended, None, None, 0, SequenceStats(tokens=len(said)), [])
+            result.answers.append(Answer(number, output, spent))
+            result.seconds += spent
+            on_done(ready)
+    except KeyboardInterrupt:
+        result.complete = False
+    return result
 
 
 def run_prompts(llm: LLM, plan: Plan, numbers: Sequence[int], on_done: Callable[[int], None]) -> Pass:

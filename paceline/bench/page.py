@@ -41,17 +41,17 @@ def draw(data: Data) -> str:
 
 
 def _fill(template: str, data: Data, **parts: Any) -> str:
+    shared = {"title": _title(data), "asked": asked(data), "where": where(data["machine"])}
+    return fill(template, data=data, **shared, acceptance=_acceptance(data), **parts)
+
+
+def fill(template: str, **parts: Any) -> str:
+    """A template of this folder with what stands in it."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).parent)
     look: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    shared = {"title": _title(data), "asked": asked(data), "where": where(data["machine"])}
-    return (
-        Environment(loader=loader, **look)
-        .get_template(template)
-        .render(data=data, **shared, acceptance=_acceptance(data), **parts)
-        .lstrip()
-    )
+    return Environment(loader=loader, **look).get_template(template).render(**parts).lstrip()
 
 
 def _title(data: Data) -> str:

@@ -34,6 +34,7 @@ class Question:
 
     name: str
     messages: Messages
+    category: str = ""  # as the file has it
 
     @property
     def text(self) -> str:
@@ -93,7 +94,9 @@ def _read_line(line: str, where: str) -> Question:
     if messages is None:
         raise OptionError(f"{where}, has no text to ask; one of the fields messages, {', '.join(FIELDS)} must hold it")
     name = row.get("name")
-    return Question(name if isinstance(name, str) and name.strip() else where.rpartition(", ")[2], messages)
+    category = row.get("category")
+    called = name if isinstance(name, str) and name.strip() else where.rpartition(", ")[2]
+    return Question(called, messages, category if isinstance(category, str) else "")
 
 
 def _find_messages(row: dict[str, Any]) -> Messages | None:

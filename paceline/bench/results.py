@@ -1,7 +1,7 @@
-"""The one layout in which measurements are kept: what `compare` and `sweep` write, and all that reports read.
+"""The one layout in which measurements are kept: what every command that measures writes, and all that reports read.
 
-    kind                        compare | sweep
-    command, date, versions, machine, revision, options, interrupted
+    kind                        compare | sweep | offline | serve | check (the last three: see `kinds`)
+    command, date, versions, machine, revision, options, interrupted: `head`, the same in all of them
     interval                    how the intervals were found
     prompts                     name, text, tokens
     variants                    plain first: every figure, and every answer with whether it is plain's
@@ -35,19 +35,7 @@ MAX_PIECES = 160  # tokens of each
 
 def record(kind: str, result: Comparison, tokenizer: Any, command: str, options: dict[str, Any]) -> dict[str, Any]:
     """A measurement as plain data."""
-    data = {
-        "kind": kind,
-        "command": command,
-        **machine.record(),
-        "options": options,
-        "interrupted": result.interrupted,
-        "interval": interval.method(),
-        "prompts": [
-            {"name": name, "text": prompt.text, "tokens": len(prompt.ids)}
-            for name, prompt in zip(result.plan.names, result.plan.prompts)
-        ],
-        "variants": _record_variants(result),
-    }
+    data = {**head(kind, command, options, result.interrupted), **record_figures(result)}
     best = sweep.find_best(result) if kind == "sweep" else None
     if best is not None:
         data["best"] = {
@@ -63,6 +51,24 @@ def record(kind: str, result: Comparison, tokenizer: Any, command: str, options:
     return data
 
 
+def head(kind: str, command: str, options: dict[str, Any], interrupted: bool) -> dict[str, Any]:
+    """What stands first in every file."""
+    told = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return {"kind": kind, "command": command, **machine.record(), "options": told, "interrupted": interrupted}
+
+
+def record_figures(result: Comparison) -> dict[str, Any]:
+    """What was asked, and every figure of every variant."""
+    return {
+        "interval": interval.method(),
+        "prompts": [
+            {"name": name, "text": prompt.text, "tokens": len(prompt.ids)}
+            for name, prompt in zip(result.plan.names, result.plan.prompts)
+        ],
+        "variants": _record_variants(result),
+    }
+
+
 def labels(variants: list[Variant]) -> list[str]:
     """Short names: a draft model's own, else the word before the options; a letter tells those that share one apart."""
     words = [_word(variant) for variant in variants]
@@ -75,6 +81,8 @@ def labels(variants: list[Variant]) -> list[str]:
 
 def _word(variant: Variant) -> str:
     model = getattr(variant.drafter, "model", None)
+    if variant.peer is not None:
+        return variant.name
     if variant.draft_length is not None:
         return f"{variant.draft_length} drafted"
     if isinstance(model, str | Path):
@@ -92,6 +100,8 @@ def _record_variants(result: Comparison) -> list[dict[str, Any]]:
 
 def _record_variant(result: Comparison, measured: Measured) -> dict[str, Any]:
     stats, config, first = measured.stats, measured.variant.drafter, measured.passes[0]
+    if measured.variant.peer is not None:
+        return _record_peer(result, measured)
     time, forwards = result.speed_up(measured), result.forward_speed_up(measured)
     plain = measured is result.plain
     return {
@@ -115,6 +125,24 @@ def _record_variant(result: Comparison, measured: Measured) -> dict[str, Any]:
         "draft_seconds": [done.draft_seconds for done in measured.passes],
         "verify_seconds": [done.verify_seconds for done in measured.passes],
         "rest_seconds": [done.rest_seconds for done in measured.passes],
+        "complete": first.complete,
+        "answered": len(first.answers),
+        "identical": measured.num_identical,
+        "answers": _record_answers(result, measured),
+    }
+
+
+def _record_peer(result: Comparison, measured: Measured) -> dict[str, Any]:
+    """Another program: its times and its answers, and nothing of how it came by them."""
+    time, first = result.speed_up(measured), measured.passes[0]
+    return {
+        "peer": True,
+        "seconds": [done.seconds for done in measured.passes],
+        "median_seconds": measured.seconds,
+        "tokens": first.tokens,
+        "tokens_per_second": measured.tokens_per_second,
+        "speed_up": time.value,
+        "speed_up_interval": _bounds(time),
         "complete": first.complete,
         "answered": len(first.answers),
         "identical": measured.num_identical,

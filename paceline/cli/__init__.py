@@ -18,15 +18,16 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline import __version__
-from paceline.cli import batch, chat, compare, extract_mtp, generate, models, serve, sweep
+from paceline.cli import batch, bench, chat, check, compare, extract_mtp, generate, models, serve, sweep
 from paceline.cli.command import EPILOG, Command, Group
 from paceline.errors import PacelineError
 
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
-MEASURES = "is called paceline compare here; it measures in one process"
+MEASURES = "is called paceline bench offline here"
 ELSEWHERE = {
     "api_server": "is called paceline serve here",
-    **dict.fromkeys(("bench", "benchmark_serving", "benchmark_throughput", "benchmark_latency"), MEASURES),
+    "benchmark_serving": "is called paceline bench serve here",
+    **dict.fromkeys(("benchmark_throughput", "benchmark_latency"), MEASURES),
     "train": "is not there yet: drafters can be loaded and compared, not trained",
     "run_batch": "is called paceline batch here",
 }
@@ -83,9 +84,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for function in (generate.generate, chat.chat, serve.serve, batch.batch, compare.compare, sweep.sweep):
+for function in (generate.generate, chat.chat, serve.serve, batch.batch, compare.compare, sweep.sweep, check.check):
     app.command(cls=Command, epilog=EPILOG)(function)
 app.command("extract-mtp", cls=Command)(extract_mtp.extract_mtp)
+app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
 
 

@@ -71,9 +71,8 @@ def run(
     result = measure(llm, plan, errors)
     if not result.measured:
         raise KeyboardInterrupt  # before the first answer: there is nothing to report
-    command = shlex.join(["paceline", *sys.argv[1:]])
-    told = {name: str(value) if isinstance(value, Path) else value for name, value in chosen.items()}
-    data = results.record(kind, result, llm.tokenizer, command, told)
+    command = typed()
+    data = results.record(kind, result, llm.tokenizer, command, chosen)
     lost = None
     try:
         written = write(data, chosen)
@@ -88,6 +87,11 @@ def run(
         note(f"{chosen['output']} holds earlier results, which stay; these are in {folder}")
     if result.interrupted:
         raise KeyboardInterrupt
+
+
+def typed() -> str:
+    """The command as it could be typed again."""
+    return shlex.join(["paceline", *sys.argv[1:]])
 
 
 def check_files(chosen: dict[str, Any]) -> None:
@@ -152,8 +156,8 @@ def to_prompt(llm: LLM, question: Question, chosen: dict[str, Any]) -> Prompt:
     return llm.read_chat(question.messages)
 
 
-def measure(llm: LLM, plan: Plan, console: Console) -> Comparison:
-    """The measurement, with a bar on the terminal."""
+def measure(llm: LLM, plan: Plan, console: Console, label: str = "") -> Comparison:
+    """The measurement, with a bar on the terminal; `label` says which of several it is."""
     from rich.markup import escape
     from rich.progress import (
         BarColumn,
@@ -176,11 +180,11 @@ def measure(llm: LLM, plan: Plan, console: Console) -> Comparison:
 
         def tell(variant: str, round: int, done: int) -> None:
             if round < 0:
-                progress.update(task, description=f"warming up {escape(variant)}")
+                progress.update(task, description=f"{label}warming up {escape(variant)}")
                 return
             answered[variant, round] = done
             which = "measuring" if plan.rounds == 1 else f"round {round + 1} of {plan.rounds}"
-            progress.update(task, description=which, completed=sum(answered.values()))
+            progress.update(task, description=label + which, completed=sum(answered.values()))
 
         return bench.compare(llm, plan, tell)
 

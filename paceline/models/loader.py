@@ -116,16 +116,16 @@ def find(model: Any, tokenizer: Any = None, impl: str = "auto", trust: bool = Fa
 
             tokenizer = tokenizer_from_gguf(file)
             file.forget("tokenizer.")
-        return Found(config, GGUFSource(file, config), _read_tokenizer(tokenizer))
+        return Found(config, GGUFSource(file, config), read_tokenizer(tokenizer))
     raw = read_raw(path)
     tokenizer = path if tokenizer is None else tokenizer
     if _ours(raw.get("model_type"), impl):
-        return Found(read_config(path, raw), FolderSource(path), _read_tokenizer(tokenizer, trust))
+        return Found(read_config(path, raw), FolderSource(path), read_tokenizer(tokenizer, trust))
     from paceline.models import fallback_files
 
     whole = fallback_files.find_folder(path, raw, trust)
     config = fallback_files.read_config(whole, generation_eos(path))
-    return Found(config, FolderSource(path), _read_tokenizer(tokenizer, trust), whole)
+    return Found(config, FolderSource(path), read_tokenizer(tokenizer, trust), whole)
 
 
 def _ours(kind: Any, impl: str) -> bool:
@@ -137,11 +137,11 @@ def _find_object(model: Any, tokenizer: Any, impl: str) -> Found:
         raise OptionError(f"model must be a name, a path or a transformers model, {not_an_object(model)}")
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if _ours(getattr(model.config, "model_type", None), impl):
-        return Found(from_transformers(model.config, eos), ModelSource(model), _read_tokenizer(tokenizer))
+        return Found(from_transformers(model.config, eos), ModelSource(model), read_tokenizer(tokenizer))
     from paceline.models import fallback_files
 
     whole = fallback_files.find_object(model)
-    return Found(fallback_files.read_config(whole, eos), ModelSource(model), _read_tokenizer(tokenizer), whole)
+    return Found(fallback_files.read_config(whole, eos), ModelSource(model), read_tokenizer(tokenizer), whole)
 
 
 def locate(name: str, code: bool = False) -> Path:
@@ -168,7 +168,7 @@ def locate(name: str, code: bool = False) -> Path:
         raise error if "/" in name else CheckpointError(f"{missing}; {error}") from None
 
 
-def _read_tokenizer(given: Any, trust: bool = False) -> Any:
+def read_tokenizer(given: Any, trust: bool = False) -> Any:
     """A path or an alias becomes a tokenizer; an object is taken as it is; None stays None (token ids in and out)."""
     if given is None or not isinstance(given, str | Path):
         if isinstance(given, int | float | list | tuple | dict | type):

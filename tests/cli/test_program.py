@@ -65,7 +65,11 @@ def test_help_is_shown_when_nothing_or_help_was_asked_for(words: list[str]) -> N
 
 
 @pytest.mark.parametrize(
-    "command", ["generate", "chat", "serve", "batch", "compare", "sweep", "models", "models fetch"]
+    "command",
+    [
+        *("generate", "chat", "serve", "batch", "compare", "sweep", "models", "models fetch"),
+        *("check", "bench", "bench serve", "bench offline", "bench report"),
+    ],
 )
 def test_help_fits_eighty_columns_and_cuts_no_flag(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -90,8 +94,8 @@ def app_command(path: str) -> Any:
     ("words", "said"),
     [
         ("api_server --port 80", "paceline api_server is called paceline serve here"),
-        ("bench serve", "paceline bench is called paceline compare here"),
-        ("benchmark-serving", "paceline benchmark-serving is called paceline compare here"),
+        ("bench latency", "paceline bench latency is called paceline bench offline here"),
+        ("benchmark-serving", "paceline benchmark-serving is called paceline bench serve here"),
         ("train", "paceline train is not there yet"),
         ("run-batch -i x", "paceline run-batch is called paceline batch here"),
         ("genrate x", "paceline has no command 'genrate'; did you mean generate?"),
