@@ -118,7 +118,9 @@ def run(
     cells: list[dict[str, Any]] = []
     peers = Peers(chosen["peers"])
     interrupted = False
-    loading.fetch_known([name for variant in variants for name in loading.draft_models(variant.drafter)])
+    loading.fetch_known(
+        [name for variant in variants for name in loading.draft_models(variant.drafter)], chosen["accept_licence"]
+    )
     total = len(chosen["batch_size"]) * len(datasets) * len(hot)
     try:
         for size in chosen["batch_size"]:

@@ -79,7 +79,7 @@ def run(chosen: dict[str, Any], config: Any, questions: Any) -> Found:
     params = loading.read_params(chosen)
     # A draft model does not see what lies on pages that samples share: without these it drafts as well as it can.
     llm = loading.load(chosen, None, prefix_caching=False)
-    loading.fetch_known(loading.draft_models(config))
+    loading.fetch_known(loading.draft_models(config), chosen["accept_licence"])
     plan = measuring.make_plan(llm, questions, {**chosen, "rounds": 1}, params, [])
     sizes = {name: chosen[name] for name in ("contexts", "samples", "depth", "alpha")}
     asked = bench.Asked(plan.names, plan.prompts, params, Variant("drafted", config), **sizes)

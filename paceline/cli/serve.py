@@ -67,11 +67,10 @@ def run(chosen: dict[str, Any]) -> None:
     EngineOptions(**engine)  # what it refuses is refused before anything is fetched
     known = catalog.find(chosen["model"])
     model = chosen["model"] if known is None else known.name
-    loading.fetch_known([model, *loading.draft_models(config)])
+    loading.fetch_known([model, *loading.draft_models(config)], chosen["accept_licence"])
     names = tuple(chosen["served_model_name"] or (model,))
-    settings = Settings(
-        model, names, chosen["api_key"], max_waiting=chosen["max_waiting"], chat_template=chosen["chat_template"]
-    )
+    own = {name: chosen[name] for name in ("api_key", "max_waiting", "chat_template", "trust_remote_code")}
+    settings = Settings(model, names, **own)
     if chosen["host"] not in LOOPBACK and chosen["api_key"] is None:
         logging.getLogger("paceline").warning(
             "--host %s without --api-key: whoever can reach this machine can use the server", chosen["host"]

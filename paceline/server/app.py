@@ -53,7 +53,7 @@ class Settings:
     max_body: int = 8 * 2**20  # bytes
     body_seconds: float = 30.0  # in which a request's body has to arrive
     chat_template: str | None = None
-    tokenizer: str | None = None
+    trust_remote_code: bool = False
 
 
 class Server:
@@ -78,7 +78,7 @@ class Server:
         ready = await self.engine.start()
         chosen = self.settings
         self._reader = await asyncio.to_thread(
-            Reader.of, chosen.model, chosen.tokenizer, chosen.chat_template, ready.limits
+            Reader.of, chosen.model, chosen.chat_template, ready.limits, chosen.trust_remote_code
         )
 
     def check_model(self, name: str | None) -> str:

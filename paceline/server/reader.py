@@ -22,8 +22,9 @@ class Reader:
     longest: int  # characters of any token
 
     @classmethod
-    def of(cls, model: Any, tokenizer: Any, template: str | None, limits: Limits) -> Reader:
-        found = loader.find(model, tokenizer).tokenizer
+    def of(cls, model: Any, template: str | None, limits: Limits, trust: bool) -> Reader:
+        """trust: whether code that comes with the tokenizer may run."""
+        found = loader.find(model, trust=trust).tokenizer
         longest = max(map(len, found.get_vocab()), default=1) if found is not None else 1
         return cls(found, PromptTemplate(template, found), limits, longest)
 
