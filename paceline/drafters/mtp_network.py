@@ -72,6 +72,7 @@ def load_modules(
     form: Form, prefixes: list[str], checkpoint: Checkpoint, target: Target, quantization: str
 ) -> list[Module]:
     model = target.model
+    model.check_lends("an MTP drafter")
     if type(model).extra_layer is Model.extra_layer:
         raise CheckpointError(
             f"{checkpoint.label} holds MTP modules, which are made of their target's layers; a target of type "
@@ -82,7 +83,13 @@ def load_modules(
     weights = checkpoint.weights(target, quantization)
     if form.turned:
         weights.source = Turned(weights.source, f"{form.embedding}.weight")
-    found = [Module(form, weights.under(prefix), target, number) for number, prefix in enumerate(prefixes)]
+    try:
+        found = [Module(form, weights.under(prefix), target, number) for number, prefix in enumerate(prefixes)]
+    except CheckpointError as error:
+        if model.config.architecture in form.families:
+            raise
+        made = f"such modules come from {' and '.join(form.families)} models, the target is of type"
+        raise CheckpointError(f"{error}: {made} {model.config.architecture!r}") from None
     checkpoint.finish(weights, rf"(?!{'|'.join(map(re.escape, prefixes))}).*")  # the rest is the target's
     return found
 
