@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import shlex
 import tempfile
@@ -34,7 +35,7 @@ from paceline import (
     compat,
 )
 from paceline.cli import app
-from paceline.drafters import vocabulary
+from paceline.drafters import mtp_form, vocabulary
 from paceline.drafters.table import loadable
 from paceline.engine import memory
 from paceline.engine.sequence import Logprob, Provenance
@@ -362,6 +363,25 @@ def _other_target(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
             monkeypatch.undo()
 
 
+def _find_folder(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.chdir(folder)
+        Path("my-model").mkdir()
+        Path("my-model/config.json").write_text(json.dumps(config), encoding="utf-8")
+        try:
+            loader.find("my-model")
+        finally:
+            monkeypatch.undo()
+
+
+def _raise_no_consent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("PACELINE_HOME", folder)
+        loader.locate("gemma3-270m")
+
+
+OWN_CODE = {"model_type": "own", "auto_map": {"AutoModelForCausalLM": "own.Own"}}
+
 TROUBLES = {
     "native": _raise_no_native,
     "memory": _raise_no_memory,
@@ -373,6 +393,10 @@ TROUBLES = {
     "tokenizer": lambda monkeypatch: tiny_llm().generate("hello"),
     "trees": lambda monkeypatch: tiny_llm(drafter=Suffix(tree=True), acceptance="block"),
     "name": lambda monkeypatch: loader.locate("smolm2"),
+    "code": lambda monkeypatch: _find_folder(monkeypatch, OWN_CODE),
+    "recurrent": lambda monkeypatch: _find_folder(monkeypatch, {"model_type": "qwen3_next"}),
+    "licence": _raise_no_consent,
+    "no modules": lambda monkeypatch: mtp_form.find_form([], "my-model"),
 }
 
 

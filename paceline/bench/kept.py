@@ -18,12 +18,16 @@ from paceline.drafters.table import LENGTH
 def keep_loaded(configs: list[Any]) -> list[Any]:
     """The same drafters; if the only model among them occurs with several lengths or rounds, it stays loaded.
 
-    Two different models are read anew each time instead: both at once may not fit beside the target.
+    Two different models are read anew each time instead: both at once may not fit beside the target. So is one whose
+    length is said here and left to its files there: nobody knows yet which is the longest.
     """
     drafting = [config for config in configs if _has_model(config)]
     if not drafting or any(_at_length_one(config) != _at_length_one(drafting[0]) for config in drafting):
         return configs
-    drafter, done = max(drafting, key=lambda config: int(config.num_draft_tokens)).create(), set[str]()
+    lengths = {config.num_draft_tokens for config in drafting}
+    if None in lengths and len(lengths) > 1:
+        return configs
+    drafter, done = max(drafting, key=lambda config: config.num_draft_tokens or 0).create(), set[str]()
     return [Kept(drafter, config.num_draft_tokens, done) if _has_model(config) else config for config in configs]
 
 
@@ -52,10 +56,13 @@ class Kept:
     """One draft length of the drafter that has the weights: a config, and the drafter it creates.
 
     The weights are read once for all lengths (`done` is theirs together). The engine gives no sequence a larger budget.
+    num_draft_tokens: None where the drafter's files say it, once they are read.
     """
 
-    def __init__(self, drafter: Drafter, num_draft_tokens: int, done: set[str]) -> None:
-        self._drafter, self.max_nodes, self._done = drafter, num_draft_tokens, done
+    def __init__(self, drafter: Drafter, num_draft_tokens: int | None, done: set[str]) -> None:
+        self._drafter, self._done = drafter, done
+        if num_draft_tokens is not None:
+            self.max_nodes = num_draft_tokens
 
     def create(self) -> Any:
         return self

@@ -25,7 +25,7 @@ from paceline.drafters.base import Context, Needs, Taps, Target
 from paceline.drafters.cached import StateReader
 from paceline.drafters.checkpoint import Checkpoint, check_options
 from paceline.drafters.mtp_form import find_form
-from paceline.drafters.mtp_network import OWN, index_last, layer_specs, load_modules
+from paceline.drafters.mtp_network import OWN, layer_specs, load_modules
 from paceline.drafters.tree import ROOT, Proposal
 from paceline.errors import OptionError
 from paceline.kernels.chain import Chain, Drafts, Link, Picking
@@ -156,7 +156,7 @@ class MTPDrafter(StateReader):
                 batch, width = self.step_batch(context, drafts[-1], step, most), 1
             else:
                 batch, width = self.level_batch(context, torch.stack(drafts, dim=1), None, 0, most), step
-            rows = index_last(count, width, most.device)
+            rows = torch.arange(1, count + 1, device=most.device) * width - 1  # each sequence's last
             out = module.run(self._seen_by(batch, step % turns), given.flatten(0, 1), self._caches, rows)
             assert out.logits is not None
             logits, found = out.logits, out.final.view(count, width, -1)

@@ -34,7 +34,7 @@ class Form:
     embedding: str = "embed_tokens"  # copies of the target's own, where a file has them
     head: str = "shared_head.head"
     layer: str = ""  # in front of the decoder layer's names
-    turned: bool = False  # matrices are stored [in, out], but for the embedding
+    transposed: bool = False  # matrices are stored [in, out], but for the embedding
     missing: str = ""  # why it cannot be used yet
 
     def state_of(self, target: Target) -> int:
@@ -69,7 +69,7 @@ FORMS = (
         "hnorm",
         "norm",
         layer="layers.0.",
-        turned=True,
+        transposed=True,
     ),
     Form(
         ("speculators",),
@@ -92,7 +92,7 @@ FORMS = (
 )
 
 
-class Turned:
+class Transposed:
     """A source whose matrices are stored [in, out], but for those whose names end in `but`."""
 
     def __init__(self, source: Source, but: str) -> None:

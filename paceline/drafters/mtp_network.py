@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from paceline.drafters.base import Target
 from paceline.drafters.checkpoint import Checkpoint, own_or_borrowed
-from paceline.drafters.mtp_form import Form, Turned
+from paceline.drafters.mtp_form import Form, Transposed
 from paceline.errors import CheckpointError
 from paceline.kernels.ops import Forward, Head, Hidden, Inputs, LayerCache, LayerSpec, Part
 from paceline.models.base import Model
@@ -72,6 +71,7 @@ def load_modules(
     form: Form, prefixes: list[str], checkpoint: Checkpoint, target: Target, quantization: str
 ) -> list[Module]:
     model = target.model
+    model.check_lends("an MTP drafter")
     if type(model).extra_layer is Model.extra_layer:
         raise CheckpointError(
             f"{checkpoint.label} holds MTP modules, which are made of their target's layers; a target of type "
@@ -80,9 +80,15 @@ def load_modules(
     own = checkpoint.vector(f"{prefixes[0]}{form.embedding_norm}.weight")
     checkpoint.check("a hidden size of", own, model.config.hidden_size)
     weights = checkpoint.weights(target, quantization)
-    if form.turned:
-        weights.source = Turned(weights.source, f"{form.embedding}.weight")
-    found = [Module(form, weights.under(prefix), target, number) for number, prefix in enumerate(prefixes)]
+    if form.transposed:
+        weights.source = Transposed(weights.source, f"{form.embedding}.weight")
+    try:
+        found = [Module(form, weights.under(prefix), target, number) for number, prefix in enumerate(prefixes)]
+    except CheckpointError as error:
+        if model.config.architecture in form.families:
+            raise
+        made = f"such modules come from {' and '.join(form.families)} models, the target is of type"
+        raise CheckpointError(f"{error}: {made} {model.config.architecture!r}") from None
     checkpoint.finish(weights, rf"(?!{'|'.join(map(re.escape, prefixes))}).*")  # the rest is the target's
     return found
 
@@ -93,11 +99,3 @@ def layer_specs(modules: list[Module], target: Target) -> tuple[LayerSpec, ...]:
     own = target.model.layer_specs(first.dtype)[-1]
     states = LayerSpec((Part(1, first.hidden, first.dtype),))
     return (LayerSpec(own.parts),) * len(modules) + (states,) * (len(modules) - 1)
-
-
-def index_last(count: int, width: int, device: torch.device) -> Tensor:
-    """[count] the last of each sequence's `width` rows."""
-    return torch.arange(1, count + 1, device=device) * width - 1
-
-
-__all__ = ["OWN", "Module", "index_last", "layer_specs", "load_modules"]

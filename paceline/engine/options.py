@@ -38,7 +38,7 @@ class EngineOptions:
     acceptance: the rule: exact keeps every token; rejection and block keep the distribution; typical keeps neither.
     kernels: one of auto, native (CPU), torch, reference.
     quantization: pack float weights at load, as int8 or int4 (native kernels).
-    mla_use_matrix_absorption: of models such as DeepSeek's, cache the row that keys and values are made of, not these.
+    mla_use_matrix_absorption: whether models like DeepSeek's cache the row that keys and values are made of, or these.
     model_impl: whose code runs the model: paceline, transformers (the fallback), or auto, ours where there is some.
     trust_remote_code: run the code that comes with a checkpoint, if neither paceline nor transformers has its own.
     prompt_template: llama, vicuna, a Jinja file, or a text with {input_text} in it.
@@ -81,7 +81,7 @@ class EngineOptions:
                 object.__setattr__(self, name, int(value))
         if self.model_impl not in IMPLS:
             raise OptionError(f"model_impl={self.model_impl!r} is not known; allowed: {', '.join(IMPLS)}")
-        for flag in ("mla_use_matrix_absorption", "trust_remote_code"):
+        for flag in ("mla_use_matrix_absorption", "trust_remote_code", "accept_licence"):
             check_flag(flag, getattr(self, flag))
         if self.seed is not None:
             check_seed(self.seed)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.kernels.ops import Experts, Routing, activate
 
-BEST = 2  # experts of a group whose scores are its own
+BEST = 2  # a group is worth the sum of so many of its best scores
 
 
 class Chosen(NamedTuple):

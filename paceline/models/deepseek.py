@@ -11,7 +11,6 @@ value. Two forms compute the same:
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -27,8 +26,6 @@ from paceline.models.layers.experts import load_mixture
 from paceline.models.layers.linear import Linear
 from paceline.models.layers.rope import tables
 from paceline.models.weights import Weights
-
-log = logging.getLogger("paceline")
 
 LATENT_EPS = 1e-6  # of the norms inside attention, whatever the config says
 
@@ -77,14 +74,14 @@ class Layer(llama.Layer):
             rows = matrix.view(heads, each, -1)
             return rows[:, : latent.plain_dim], rows[:, latent.plain_dim :]
 
-        self.keys: Weight | None = None
+        self.keys_values: Weight | None = None  # of all heads: the naive form
         if latent.absorbed:
             sizes = (heads * latent.rank, latent.plain_dim), (heads * latent.value_dim, latent.rank)
             self.keys = weights.derived(*both, sizes[0], "keys", lambda w: list(split(w)[0].transpose(1, 2)))
             self.values = weights.derived(*both, sizes[1], "values", lambda w: list(split(w)[1]))
         else:
             size = heads * (config.head_dim + latent.value_dim), width
-            self.values = weights.derived(*both, size, "both", lambda w: expand(*split(w), latent.rope_dim))
+            self.keys_values = weights.derived(*both, size, "both", lambda w: expand(*split(w), latent.rope_dim))
 
 
 def turning_first(matrix: Tensor, latent: Latent, heads: int) -> Tensor:
@@ -121,7 +118,7 @@ class DeepSeek(Model):
         self.norm = body.whole("norm.weight", (config.hidden_size,))
         cos, sin = tables(config.rope, self.latent.rope_dim, max_position or config.max_position)
         self.cos, self.sin = cos.to(weights.device), sin.to(weights.device)
-        _leave_out_modules(body, config.num_layers)
+        body.leave_out_modules(config.num_layers)
 
     def layer_specs(self, dtype: torch.dtype) -> list[LayerSpec]:
         return [self._forms(dtype)[self.latent.absorbed]] * self.config.num_layers
@@ -167,20 +164,11 @@ class DeepSeek(Model):
         turning, plain = f.split(layer.down_latent(f, x), [latent.rope_dim, latent.rank])
         row = f.concat(turning, f.rms_norm(plain, layer.latent_norm, LATENT_EPS))
         row = f.rope(row, Heads(1, 0, latent.rope_dim + latent.rank), self.cos, self.sin)
-        if layer.keys is None:
-            qkv = f.concat(q, f.linear(row, layer.values, None))
+        if layer.keys_values is not None:
+            qkv = f.concat(q, f.linear(row, layer.keys_values, None))
             return f.attention(qkv, Heads(heads, heads, head, latent.value_dim), number, None, scale)
         q = f.per_head(q, layer.keys, heads)
         return f.per_head(f.latent_attention(q, row, heads, latent.rank, number, scale), layer.values, heads)
-
-
-def _leave_out_modules(body: Weights, first: int) -> None:
-    """Layers behind the last are modules that predict further tokens: a drafter's, not the target's."""
-    number, found = first, 0
-    while count := body.leave_out(f"layers.{number}."):
-        number, found = number + 1, found + count
-    if found:
-        log.info("%s holds %d modules for further tokens, which are left out", body.source.label, number - first)
 
 
 def read(config: Any) -> dict[str, Any]:

@@ -91,6 +91,7 @@ class Given:
 class Fallback(Model):
     """A causal language model of transformers, and its body: all of it but the head.
 
+    alone: each row is a pass of its own, as the reference kernels promise.
     pads: whether strands with pasts of different length go together.
     """
 

@@ -34,7 +34,7 @@ STATES = re.compile(
     r"^(mamba|ssm|rwkv|wkv|xlstm|lru|recurrent|conv|linear_(conv|num|key|value|attn)|time_(mix|step))_?"
 )
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-FIRST = "original_max_position_embeddings"
+UNSCALED = "original_max_position_embeddings"
 UNSAID_POSITIONS = 2048  # of models that say nothing, such as BLOOM, whose ALiBi has no end
 
 
@@ -79,6 +79,7 @@ def find_folder(folder: Path, raw: Mapping[str, Any], trust: bool) -> Whole:
 
 
 def find_object(module: Any) -> Whole:
+    """A user's own, by the config it carries."""
     whole = Whole(module.config, f"the {type(module).__name__} object", module=module)
     refuse_config(getattr(module.config, "quantization_config", None), whole.label)
     refuse(whole)
@@ -165,7 +166,7 @@ def find_positions(config: Any) -> int:
     for rope in nested or [said]:
         kind = rope.get("rope_type") or rope.get("type")
         if kind in ("dynamic", "longrope"):
-            first = rope.get(FIRST) or getattr(config, FIRST, None) or most
+            first = rope.get(UNSCALED) or getattr(config, UNSCALED, None) or most
             if first < most:
                 log.warning("rope scaling %r begins at position %d: that is where this model ends here", kind, first)
                 most = first

@@ -16,9 +16,7 @@ from paceline.models.weights import Weights
 class GLM4MoE(MixtureLlama):
     def __init__(self, config: ModelConfig, ops: Ops, weights: Weights, max_position: int | None = None) -> None:
         super().__init__(config, ops, weights, max_position)
-        number = config.num_layers
-        while weights.leave_out(f"model.layers.{number}."):  # modules that predict further tokens: a drafter's
-            number += 1
+        weights.under("model.").leave_out_modules(config.num_layers)
 
 
 def read(config: Any) -> dict[str, Any]:
@@ -38,8 +36,6 @@ def read(config: Any) -> dict[str, Any]:
     width = config.moe_intermediate_size
     mixture = MixtureConfig(config.n_routed_experts, width, routing, tuple(range(dense)), shared * width)
     fields = llama.read(config)
-    scaling = getattr(config, "rope_parameters", None) or {}
-    part = scaling.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 0.5))
     head = fields["head_dim"] or config.hidden_size // config.num_attention_heads
-    own = {"head_dim": head, "rotary_dim": int(head * part), "qk_norm": bool(config.use_qk_norm)}
+    own = {"head_dim": head, "rotary_dim": llama.read_rotary(config, head, 0.5), "qk_norm": bool(config.use_qk_norm)}
     return {**fields, **own, "mixture": mixture}

@@ -113,6 +113,12 @@ def read(config: Any) -> dict[str, Any]:
     }
 
 
+def read_rotary(config: Any, head: int, share: float) -> int:
+    """How many values of a head turn, where only a part of it does; `share`: the family's own, unless said."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return int(head * rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", share)))
+
+
 def read_mistral(config: Any) -> dict[str, Any]:
     """Every layer has the window, if there is one."""
     width = getattr(config, "sliding_window", None)

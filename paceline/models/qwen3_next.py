@@ -41,7 +41,7 @@ class Layer(llama.Layer):
             return weights.derived("q_proj.weight", (2 * size, hidden), (size, hidden), use, rows)
 
         self.query, self.gate = part("query", 0), part("gate", 1)
-        self.keys = weights.matrix(["k_proj.weight", "v_proj.weight"], [(shared, hidden)] * 2)
+        self.keys_values = weights.matrix(["k_proj.weight", "v_proj.weight"], [(shared, hidden)] * 2)
         self.out = Linear(weights.matrix(["o_proj.weight"], [(hidden, size)]))
         self.q_norm = weights.whole("q_norm.weight", (head,))
         self.k_norm = weights.whole("k_norm.weight", (head,))
@@ -77,7 +77,7 @@ class Qwen3Next(llama.Llama):
     def run_layer(self, f: Forward, layer: Any, x: Any, number: int, window: int | None = None) -> Any:
         eps = self.config.norm_eps
         normed = f.rms_norm(x, layer.attention_norm, eps)
-        qkv = f.concat(f.linear(normed, layer.query, None), f.linear(normed, layer.keys, None))
+        qkv = f.concat(f.linear(normed, layer.query, None), f.linear(normed, layer.keys_values, None))
         qkv = f.head_norm(qkv, self.heads, layer.q_norm, layer.k_norm, eps)
         seen = f.attention(f.rope(qkv, self.heads, self.cos, self.sin), self.heads, number, window)
         gate = f.activation(f.linear(normed, layer.gate, None), "sigmoid")
@@ -89,7 +89,6 @@ def read(config: Any) -> dict[str, Any]:
     """The fields of a ModelConfig in a transformers config; a feed-forward is as wide as the shared expert."""
     routing = Routing(config.num_experts_per_tok, "softmax", bool(config.norm_topk_prob))
     mixture = MixtureConfig(config.num_experts, config.moe_intermediate_size, routing)
-    scaling = getattr(config, "rope_parameters", None) or {}
-    part = scaling.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 0.25))
-    own = {"rotary_dim": int(config.head_dim * part), "qk_norm": True, "norm_offset": 1.0, "mixture": mixture}
+    turning = llama.read_rotary(config, config.head_dim, 0.25)
+    own = {"rotary_dim": turning, "qk_norm": True, "norm_offset": 1.0, "mixture": mixture}
     return {**llama.read(config), **own, "intermediate_size": config.shared_expert_intermediate_size}

@@ -24,7 +24,7 @@ def read_config(folder: Path, raw: dict[str, Any]) -> ModelConfig:
     """From the same (and generation_config.json, for the end tokens)."""
     path, kind = folder / "config.json", raw.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise CheckpointError(f"{path} says model_type {kind!r}; supported: {', '.join(FAMILIES)}")
+        raise CheckpointError(f"{path} says model_type {kind!r}; model_impl='paceline' runs: {', '.join(FAMILIES)}")
     refuse_config(raw.get("quantization_config"), str(folder))
     from transformers import AutoConfig
 
@@ -53,7 +53,7 @@ def from_transformers(config: Any, eos: Any = None, label: str = "the config") -
     """From a loaded transformers config object."""
     kind = config.model_type
     if kind not in FAMILIES:
-        raise CheckpointError(f"model type {kind!r} is not supported; supported: {', '.join(FAMILIES)}")
+        raise CheckpointError(f"the model type is {kind!r}; model_impl='paceline' runs: {', '.join(FAMILIES)}")
     family = FAMILIES[kind]
     refuse_config(getattr(config, "quantization_config", None), f"the {kind} model")
     try:

@@ -119,6 +119,14 @@ class Weights:
         self.used.update(found)
         return len(found)
 
+    def leave_out_modules(self, first: int) -> None:
+        """Layers from that number on are modules that predict further tokens: a drafter's, not the target's."""
+        number = first
+        while self.leave_out(f"layers.{number}."):
+            number += 1
+        if number > first:
+            log.info("%s holds %d modules for further tokens, which are left out", self.source.label, number - first)
+
     def vocabulary(self, embedding: str, head: str, shape: Shape, tied: bool) -> tuple[Weight, Weight]:
         """The embedding and the vocabulary head; when tied, one weight for both.
 

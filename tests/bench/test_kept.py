@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from paceline import LLM, DraftModel, NGram, SamplingParams
+from paceline import LLM, MTP, DraftModel, NGram, SamplingParams
 from paceline.bench import kept
 from paceline.models import loader
+from paceline.testing import tiny_llm
 from tests.cli.checkpoints import make_model
+from tests.drafters.tiny_mtp import tiny_mtp
 
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 10, 9, 10, 9]]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -58,3 +60,15 @@ def test_two_different_draft_models_are_not_both_kept(model: Any) -> None:
     configs = [DraftModel("one", 3), DraftModel("two", 3)]
     assert kept.keep_loaded(configs) == configs
     assert kept.keep_loaded([None, NGram()]) == [None, NGram()]
+
+
+def test_a_length_that_files_say_is_the_drafters_own() -> None:
+    folder = tiny_mtp("deepseek", 2)
+    [drafter] = kept.keep_loaded([MTP(folder)])
+    llm = tiny_llm(prefix_caching=False)
+    for config in (drafter, None, drafter):
+        llm.set_drafter(config)
+        llm.generate(PROMPTS, PARAMS)
+    assert drafter.max_nodes == 2
+    mixed = [MTP(folder), MTP(folder, num_draft_tokens=3)]
+    assert kept.keep_loaded(mixed) == mixed

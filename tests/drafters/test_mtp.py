@@ -21,6 +21,7 @@ from paceline.kernels.cpu.library import library
 from paceline.testing import prompts, set_apart, tiny_llm
 from tests.drafters.equations import Spy
 from tests.drafters.mtp_by_hand import Hand, llama_layer
+from tests.drafters.mtp_models import write_apart
 from tests.drafters.tiny_mtp import HEADS, WIDTH, mimo_model, modules, named, tiny_mtp, write_mimo
 from tests.drafters.tiny_readers import write
 from tests.fakes import Oracle, Recorded, Replay, tiny_model
@@ -206,3 +207,15 @@ def test_a_target_that_lends_no_layers_is_told_so() -> None:
     config = transformers.GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64)
     with pytest.raises(CheckpointError, match=r"made of their target's layers; a target of type 'gpt2' lends none$"):
         LLM(transformers.GPT2LMHeadModel(config), MTP(tiny_mtp("mimo")), kernels="torch")
+
+
+def test_a_target_run_by_transformers_is_told_what_can_draft_for_it() -> None:
+    with pytest.raises(OptionError, match=r"^an MTP drafter computes .* a model run by transformers does not lend"):
+        tiny_llm(MTP(tiny_mtp("mimo")), model_impl="transformers")
+
+
+def test_modules_of_another_family_are_told_whose_they_are(tmp_path: Path) -> None:
+    folder = write_apart(tmp_path / "modules", "deepseek_v3", 1)
+    said = r"such modules come from deepseek_v3 and glm4_moe models, the target is of type 'llama'$"
+    with pytest.raises(CheckpointError, match=said):
+        tiny_llm(MTP(folder))

@@ -88,7 +88,7 @@ def test_copies_of_the_targets_matrices_are_held_once_and_need_not_be_there(kind
     assert seen[0] == seen[1] and set(copies_of(kind)) == {"embed_tokens.weight", "shared_head.head.weight"}
 
 
-def turned(state: dict[str, Any]) -> dict[str, Any]:
+def as_paddle(state: dict[str, Any]) -> dict[str, Any]:
     """One module as PaddleNLP writes it: under its own names, matrices [in, out], a bias that is zero."""
     own = {"enorm.weight": "enorm.weight", "hnorm.weight": "hnorm.weight", "eh_proj.weight": "eh_proj.weight"}
     own["shared_head.norm.weight"] = "norm.weight"
@@ -104,7 +104,7 @@ def turned(state: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_module_as_paddlenlp_writes_it_drafts_the_same(tmp_path: Path) -> None:
     seen = []
-    state = turned(module_state("deepseek_v3", 1, 0))
+    state = as_paddle(module_state("deepseek_v3", 1, 0))
     for folder in (write_apart(tmp_path / "ours", "deepseek_v3", 1), write(tmp_path / "theirs", {}, state)):
         spy = Spy(MTP(str(folder), 3))
         llm = LLM(model_of("deepseek_v3"), spy, kernels="torch", max_model_len=100, device="cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +149,26 @@ def test_the_module_gives_what_its_equations_give(kernels: str) -> None:
     assert (found - module(ids, features.double(), own, embedding, 1)).abs().max() > 0.1, "which half is which is seen"
 
 
-class Held(ModelSource):
-    """Tensors in memory."""
+class Held:
+    """A source of tensors in memory."""
+
+    label = "a module"
 
     def __init__(self, state: State) -> None:
-        self.label, self.files, self._state = "a module", [], state
+        self.files: list[Path] = []
+        self._state = state
+
+    def names(self) -> Collection[str]:
+        return self._state.keys()
+
+    def read(self, name: str) -> Tensor:
+        return self._state[name]
+
+    def kind(self, name: str) -> str:
+        return "float"
+
+    def release(self) -> None:
+        """Nothing was opened."""
 
 
 def test_the_target_of_such_layers_alone_says_what_transformers_says() -> None:

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from paceline import LLM
-from paceline.errors import FetchError
+from paceline.errors import FetchError, OptionError
 from paceline.models import catalog, fetch, package_index
 from paceline.models.catalog import ALIASES, DEFAULT_MODEL, Alias
 
@@ -119,6 +119,12 @@ def test_the_library_takes_consent_as_an_option(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(FetchError, match="Permission denied"):
         LLM("gemma3-270m", accept_licence=True)
     assert catalog.is_accepted("gemma3-270m")
+
+
+def test_a_word_is_no_consent() -> None:
+    with pytest.raises(OptionError, match=r"^accept_licence='no' is not allowed; allowed: True or False$"):
+        LLM("gemma3-270m", accept_licence="no")
+    assert not catalog.is_accepted("gemma3-270m")
 
 
 def test_names_are_found_in_any_case() -> None:
