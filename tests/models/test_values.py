@@ -1,0 +1,67 @@
+"""Numbers in configs that no model can have: one sentence each, whatever the family."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import transformers
+
+from paceline.errors import CheckpointError
+from paceline.models import loader
+from tests.sentences import assert_sentence
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+FAMILIES: dict[str, Any] = {
+    "mistral": transformers.MistralConfig,
+    "mixtral": transformers.MixtralConfig,
+    "qwen3_moe": transformers.Qwen3MoeConfig,
+    "glm4_moe": transformers.Glm4MoeConfig,
+    "gemma3": transformers.Gemma3TextConfig,
+}
+
+
+def refuse(family: str, named: str, **changes: Any) -> None:
+    config = FAMILIES[family](**SHAPE)
+    loader.from_transformers(config)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with pytest.raises(CheckpointError) as caught:
+        loader.from_transformers(config)
+    assert_sentence(caught.value, named, "allowed:")
+
+
+@pytest.mark.parametrize("width", [-8, -1])
+@pytest.mark.parametrize("family", ["mistral", "mixtral", "qwen3_moe", "gemma3"])
+def test_a_window_that_shows_nothing_is_refused(family: str, width: int) -> None:
+    refuse(family, f"sliding_window={width}", sliding_window=width)
+
+
+@pytest.mark.parametrize("scalar", [0, -1])
+def test_gemmas_scores_have_a_scale_that_is_a_number_above_0(scalar: int) -> None:
+    refuse("gemma3", f"query_pre_attn_scalar={scalar}", query_pre_attn_scalar=scalar)
+
+
+@pytest.mark.parametrize("part", [-1, 0, 2.0])
+def test_no_more_of_a_head_turns_than_it_has(part: float) -> None:
+    turning = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": part}
+    refuse("glm4_moe", f"lets {int(8 * part)} values", rope_parameters=turning)
+
+
+@pytest.mark.parametrize("eps", [-1.0, math.nan, math.inf])
+def test_norms_have_a_number_to_keep_them_from_0(eps: float) -> None:
+    refuse("mistral", f"norm_eps={eps}", rms_norm_eps=eps)
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+def test_experts_are_multiplied_by_a_number(factor: float) -> None:
+    refuse("glm4_moe", f"{factor}", routed_scaling_factor=factor)
