@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import transformers
 
 from paceline.errors import CheckpointError
 from paceline.models import loader
+from tests.models.folders import load, rewrite
 from tests.sentences import assert_sentence
 
 SHAPE: dict[str, Any] = {
@@ -20,6 +22,13 @@ SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
+}
+SIGMOID: dict[str, Any] = {
+    "glm4_moe": (transformers.Glm4MoeConfig, {}),
+    "deepseek_v3": (
+        transformers.DeepseekV3Config,
+        {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
+    ),
 }
 FAMILIES: dict[str, Any] = {
     "mistral": transformers.MistralConfig,
@@ -65,3 +74,19 @@ def test_norms_have_a_number_to_keep_them_from_0(eps: float) -> None:
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
 def test_experts_are_multiplied_by_a_number(factor: float) -> None:
     refuse("glm4_moe", f"{factor}", routed_scaling_factor=factor)
+
+
+@pytest.mark.parametrize("family", SIGMOID)
+def test_a_router_that_lost_its_bias_is_told_from_a_model_without_biases(family: str, tmp_path: Path) -> None:
+    kind, more = SIGMOID[family]
+    few = {"n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 0, "moe_intermediate_size": 16}
+    groups = {"n_group": 1, "topk_group": 1, "num_key_value_heads": 4}
+    model = transformers.AutoModelForCausalLM.from_config(kind(**{**SHAPE, **few, **groups, **more}))
+    model.save_pretrained(tmp_path)
+    lost = "model.layers.1.mlp.gate.e_score_correction_bias"
+    rewrite(tmp_path, lambda state: state.pop(lost))
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path)
+    assert_sentence(caught.value, lost)
+    rewrite(tmp_path, lambda state: state.pop(lost.replace("1", "0", 1)))
+    load(tmp_path)
