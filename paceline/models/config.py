@@ -122,11 +122,24 @@ def make_config(fields: dict[str, Any], label: str) -> ModelConfig:
     config = ModelConfig(**fields)
     if heads % config.num_kv_heads:
         raise CheckpointError(f"{label} gives num_kv_heads={config.num_kv_heads}; allowed: a divisor of {heads} heads")
-    if not config.learned_positions and config.head_dim % 2:
-        raise CheckpointError(f"{label} gives head_dim={config.head_dim}; allowed: an even number, since halves rotate")
+    if not is_finite(config.norm_eps) or config.norm_eps < 0:
+        raise CheckpointError(f"{label} gives norm_eps={config.norm_eps!r}; allowed: a number from 0 on")
+    _check_positions(config, label)
     if config.mixture is not None:
         _check_mixture(config.mixture, label)
     return config
+
+
+def _check_positions(config: ModelConfig, label: str) -> None:
+    """Halves of what turns can rotate, and windows show something. A latent says for itself what turns."""
+    head, turning = config.head_dim, config.rotary_dim
+    if not config.learned_positions and config.latent is None and head % 2:
+        raise CheckpointError(f"{label} gives head_dim={head}; allowed: an even number, since halves rotate")
+    if turning is not None and not 1 <= turning <= head:
+        raise CheckpointError(f"{label} lets {turning} values of a head turn; allowed: from 1 to {head}")
+    for width in config.windows:
+        if width is not None and (not is_whole(width) or width < 1):
+            raise CheckpointError(f"{label} gives sliding_window={width!r}; allowed: a whole number from 1 on")
 
 
 def _check_mixture(mixture: MixtureConfig, label: str) -> None:
@@ -144,10 +157,16 @@ def _check_mixture(mixture: MixtureConfig, label: str) -> None:
         raise CheckpointError(
             f"{label} chooses {how.num_chosen!r} experts for a token; allowed: a whole number from 1 to {most}"
         )
+    if not is_finite(how.factor):
+        raise CheckpointError(f"{label} multiplies what experts say by {how.factor!r}; allowed: a finite number")
 
 
 def is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def end_ids(value: Any, label: str) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from paceline.kernels.ops import Forward, Heads, LayerSpec, Part, Routing, Weigh
 from paceline.models import llama
 from paceline.models.base import Model
 from paceline.models.config import Latent, MixtureConfig, ModelConfig, is_whole, yarn_growth
-from paceline.models.layers.experts import load_mixture
+from paceline.models.layers.experts import check_biases, load_mixture
 from paceline.models.layers.linear import Linear
 from paceline.models.layers.rope import tables
 from paceline.models.weights import Weights
@@ -115,6 +115,7 @@ class DeepSeek(Model):
         names = (body.prefix + "embed_tokens.weight", "lm_head.weight")
         self.embedding, self.head = weights.vocabulary(*names, shape, config.tie_embeddings)
         self.layers = [Layer(config, body.under(f"layers.{i}."), i in dense) for i in range(config.num_layers)]
+        check_biases(self.layers, body.under("layers."))
         self.norm = body.whole("norm.weight", (config.hidden_size,))
         cos, sin = tables(config.rope, self.latent.rope_dim, max_position or config.max_position)
         self.cos, self.sin = cos.to(weights.device), sin.to(weights.device)

@@ -64,7 +64,7 @@ FAMILIES = {
             "gemma3_text",
             gemma3.Gemma3,
             gemma3.read,
-            {**_NO_BIAS, "qk_norm": True},
+            {"mlp_bias": False, "qk_norm": True},
             GGUFNames("gemma3", *gemma3.GGUF, activation="gelu_new", more=gemma3.read_gguf),
         ),
         Family("deepseek_v3", deepseek.DeepSeek, deepseek.read, {"mlp_bias": False}),

@@ -13,7 +13,7 @@ from paceline.kernels import Ops
 from paceline.kernels.ops import Forward, Heads
 from paceline.models import llama
 from paceline.models.base import Model
-from paceline.models.config import ModelConfig, RopeConfig, read_rope
+from paceline.models.config import ModelConfig, RopeConfig, is_finite, read_rope
 from paceline.models.layers.rope import tables
 from paceline.models.weights import Weights
 
@@ -77,13 +77,18 @@ def read(config: Any) -> dict[str, Any]:
     for name in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
         if getattr(config, name, None):
             raise CheckpointError(f"the gemma3_text config says {name}={getattr(config, name)!r}; allowed: none")
+    scalar = config.query_pre_attn_scalar
+    if not is_finite(scalar) or scalar <= 0:
+        raise CheckpointError(
+            f"the gemma3_text config gives query_pre_attn_scalar={scalar!r}; allowed: a number above 0"
+        )
     kinds, width, said = config.layer_types, config.sliding_window, vars(config)
     whole = {**said, "hidden_act": config.hidden_activation, **_rope(config, "full")}
     return {
         **llama.read(SimpleNamespace(**whole)),
         "local_rope": read_rope(SimpleNamespace(**{**said, **_rope(config, "sliding")})),
         "windows": tuple(width if kind == "sliding_attention" else None for kind in kinds),
-        "attention_scale": float(config.query_pre_attn_scalar) ** -0.5,
+        "attention_scale": scalar**-0.5,
         "norm_offset": 1.0,
     }
 

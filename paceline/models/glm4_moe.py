@@ -9,6 +9,7 @@ from paceline.kernels import Ops
 from paceline.kernels.ops import Routing
 from paceline.models import llama
 from paceline.models.config import MixtureConfig, ModelConfig, is_whole
+from paceline.models.layers.experts import check_biases
 from paceline.models.mixture import MixtureLlama
 from paceline.models.weights import Weights
 
@@ -16,6 +17,7 @@ from paceline.models.weights import Weights
 class GLM4MoE(MixtureLlama):
     def __init__(self, config: ModelConfig, ops: Ops, weights: Weights, max_position: int | None = None) -> None:
         super().__init__(config, ops, weights, max_position)
+        check_biases(self.layers, weights.under("model.layers."))
         weights.under("model.").leave_out_modules(config.num_layers)
 
 

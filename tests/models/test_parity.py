@@ -65,6 +65,7 @@ CONFIGS = {
     "gemma3": transformers.Gemma3TextConfig(
         **{**GATED, "num_hidden_layers": 7}, head_dim=16, sliding_window=8, query_pre_attn_scalar=24
     ),
+    "gemma3_bias": transformers.Gemma3TextConfig(**GATED, head_dim=16, sliding_window=8, attention_bias=True),
     "gemma3_linear_rope": transformers.Gemma3TextConfig(
         **GATED,
         head_dim=16,

@@ -54,6 +54,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "yarn": {"rope_parameters": YARN},
     "biased_tied": {"attention_bias": True, "tie_word_embeddings": True},
     "half_split": {"rope_interleave": False},
+    "odd_widths": {"qk_nope_head_dim": 5, "v_head_dim": 3, "kv_lora_rank": 5},
 }
 # Widths that blocks of 32 divide, so that everything can be packed; the rank is one the kernels have loops for.
 PACKABLE: dict[str, Any] = {

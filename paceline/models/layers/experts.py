@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from paceline.errors import CheckpointError
 from paceline.kernels.ops import Experts, Forward, Weight
 from paceline.models.config import ModelConfig
 from paceline.models.weights import Weights
 
+BIAS = "gate.e_score_correction_bias"
 NAMES = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -39,8 +42,7 @@ def load_mixture(config: ModelConfig, weights: Weights, names: tuple[str, str, s
     assert how is not None, "the config has experts"
     gate, up, down = names
     router = weights.matrix(["gate.weight"], [(how.num_experts, hidden)], exact=True)
-    biased = "gate.e_score_correction_bias"
-    bias = weights.whole(biased, (how.num_experts,), torch.float32) if weights.has(biased) else None
+    bias = weights.whole(BIAS, (how.num_experts,), torch.float32) if weights.has(BIAS) else None
     under = weights.under("experts.")
     wide = under.experts(how.num_experts, [gate, up], (how.width, hidden), "gate_up_proj")
     narrow = under.experts(how.num_experts, [down], (hidden, how.width), "down_proj")
@@ -50,3 +52,15 @@ def load_mixture(config: ModelConfig, weights: Weights, names: tuple[str, str, s
     under = weights.under("shared_experts.")
     wide = under.matrix([f"{name}.weight" for name in (gate, up)], [(how.shared_width, hidden)] * 2)
     return Mixture(router, experts, (wide, under.matrix([f"{down}.weight"], [(hidden, how.shared_width)])))
+
+
+def check_biases(layers: Iterable[Any], weights: Weights) -> None:
+    """Routers have a bias in every layer with experts or in none; `weights` is the view of all layers."""
+    found = {
+        number: layer.mixture for number, layer in enumerate(layers) if getattr(layer, "mixture", None) is not None
+    }
+    without = [number for number, mixture in found.items() if mixture.experts.bias is None]
+    if 0 < len(without) < len(found):
+        raise CheckpointError(
+            f"{weights.source.label} lacks the tensor {weights.prefix}{without[0]}.mlp.{BIAS}, which other layers have"
+        )
