@@ -116,7 +116,8 @@ def _load_transformers(path: Path, device: Any) -> Any:
         where = {"gguf_file": path.name} if path.is_file() else {}
         dtype = torch.float32 if torch.device(device).type == "cpu" else "auto"
         kind: Any = transformers.AutoModelForCausalLM
-        model = kind.from_pretrained(path.parent if path.is_file() else path, dtype=dtype, **where)
+        folder = path.parent if path.is_file() else path
+        model = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False, **where)
     model = model.eval().to(device)
     config = model.generation_config
     config.temperature = config.top_p = config.top_k = None

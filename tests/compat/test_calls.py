@@ -123,5 +123,6 @@ def test_a_name_that_the_hub_does_not_know_either_might_have_been_a_path(monkeyp
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     with pytest.raises(CheckpointError) as caught:
         loader.locate("my-model")
-    missing = "model 'my-model' was not found: no such path, and not an alias (smollm2-135m, qwen2.5-coder-1.5b); "
+    names = "smollm2-135m, qwen2.5-coder-1.5b, gemma3-270m"
+    missing = f"model 'my-model' was not found: no such path, and not an alias ({names}); "
     assert str(caught.value).startswith(missing + "the hub did not deliver 'my-model': ")
