@@ -167,7 +167,7 @@ def _read(name: str, results: Path = RESULTS) -> Any:
 
 def render_peers(data: dict[str, Any]) -> str:
     """What bench/cpu_peers.py wrote: the figures that have something to reach, reached or not."""
-    reach = _reach()
+    reach = _reach(next(iter(data["figures"].values()))["command"])
     rows = []
     for row in (row for figure in data["figures"].values() for row in figure["rows"]):
         sign, wanted = reach.get(f"{row['figure']} / {row['against']}", ("", None))
@@ -248,10 +248,10 @@ def _limits(runs: dict[str, list[list[dict[str, Any]]]], way: str) -> list[str]:
     return [*(f"{value:.2f}×" for value in told), share]
 
 
-def _reach() -> dict[str, tuple[str, float]]:
+def _reach(command: str) -> dict[str, tuple[str, float]]:
     sys.path.insert(0, str(ROOT / "bench"))  # where a script finds its neighbours
     try:
-        found: dict[str, tuple[str, float]] = importlib.import_module("cpu_peers").REACH
+        found: dict[str, tuple[str, float]] = importlib.import_module("cpu_peers").reach_of(command)
     finally:
         sys.path.pop(0)
     return found
