@@ -14,8 +14,9 @@ POISON = 77  # a token; whoever sends it as a prompt makes the next step fail
 
 
 def build_fragile(folder: str, drafter: Any, options: dict[str, Any]) -> LLM:
-    """Fails in a step while a prompt begins with POISON, as a bug would that one request meets."""
-    llm = build(folder, drafter, options)
+    """Fails in a step while a prompt begins with POISON, as a bug would that one request meets. Its rounds take a
+    while: whoever is under way then is still so when it falls."""
+    llm = build_slow(folder, drafter, options)
     step = llm.engine.step
 
     def poisoned() -> None:
