@@ -20,9 +20,11 @@ from paceline.cache.slots import SPREAD, Slots
 from paceline.cache.windowed import Windowed
 from paceline.drafters.base import Drafter, Needs, Target
 from paceline.engine import sequence as sequences
+from paceline.engine.device import DeviceRunner
 from paceline.engine.engine import Engine
 from paceline.engine.memory import Room, check_room, page_bytes, size_cache
 from paceline.engine.options import EngineOptions
+from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.update import Update
 from paceline.engine.windowed import WindowedScheduler
@@ -33,6 +35,7 @@ from paceline.outputs import Chunk, RequestOutput, Score, completion
 from paceline.params import SamplingParams
 from paceline.prompts import Prompt, read_prompts
 from paceline.requests import Limits, check, find_seed, prepare
+from paceline.sampling.rules import find_rule
 from paceline.shared import Shared
 from paceline.templates import Message, PromptTemplate, Tools
 
@@ -147,8 +150,11 @@ class LLM(Shared):
         cache.add_target(specs, None if table.windowed is None else table.windowed.pool)
         kind = Scheduler if table.windowed is None else WindowedScheduler
         scheduler = kind(cache.pool, table, rows, options.prefix_caching)
+        rule = find_rule(options.acceptance)
+        if not table.apart:
+            return Engine(target, Runner(target, cache, table, rule), scheduler)
         # On a device of its own the next round is launched while the host reads the last.
-        return Engine(target, cache, table, scheduler, options.acceptance, depth=int(table.apart))
+        return Engine(target, DeviceRunner(target, cache, table, rule), scheduler, depth=1)
 
     def set_drafter(self, drafter: Any) -> None:
         """Turn speculation on, off (None) or over to another drafter; running requests go on."""

@@ -26,6 +26,7 @@ from paceline.cache.windowed import Windowed
 from paceline.drafters import make
 from paceline.drafters.base import Observation
 from paceline.engine.context import DraftContext
+from paceline.engine.device import Capture, DeviceRunner, Outcome
 from paceline.engine.engine import Engine
 from paceline.engine.stats import EngineStats, SequenceStats
 from paceline.llm import LLM
@@ -66,6 +67,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "behind_1": {"behind": 1},
     "behind_2": {"behind": 2, "block_size": 4},
     "behind_2_preempted": {"behind": 2, **FEW_PAGES},
+    "captured": {"behind": 1, "captured": True, "max_batched_tokens": 9},
 }
 
 
@@ -92,16 +94,18 @@ def tiny_model(layers: int = 2, hidden: int = 32, seed: int = 0, vocab: int = VO
 
 
 def tiny_llm(drafter: Any = None, behind: int | None = None, target: Any = None, **options: Any) -> LLM:
-    """behind: on a device that is so many rounds behind the host. target: another model than `tiny_model()`."""
+    """behind: on a device that is so many rounds behind the host; captured: where rounds are replayed. target: another
+    model than `tiny_model()`."""
+    capture = rerun if options.pop("captured", False) else None
     given = {"kernels": "reference", "max_model_len": 200, "device": "cpu", **options}
     llm = LLM(target or tiny_model(), drafter=None if behind is not None else drafter, **given)
     if behind is not None:
-        set_apart(llm, behind)
+        set_apart(llm, behind, capture)
         llm.set_drafter(drafter)
     return llm
 
 
-def set_apart(llm: LLM, behind: int) -> LLM:
+def set_apart(llm: LLM, behind: int, capture: Capture | None = None) -> LLM:
     """Let the LLM's engine believe its CPU to be a device elsewhere, whose rounds the host reads `behind` rounds late.
 
     The host's tables are memory of their own: what a round decides reaches them only when the round is read.
@@ -113,8 +117,27 @@ def set_apart(llm: LLM, behind: int) -> LLM:
         table.windowed = Windowed(table, windowed.pool, windowed.width)
     rows, prefixes = old.scheduler.max_batched_tokens, old.scheduler.prefix_caching
     scheduler = type(old.scheduler)(old.cache.pool, table, rows, prefixes)
-    llm.engine = Engine(old.target, old.cache, table, scheduler, old.rule.name, depth=behind)
+    runner = DeviceRunner(old.target, old.cache, table, old.rule, capture)
+    llm.engine = Engine(old.target, runner, scheduler, depth=behind)
     return llm
+
+
+def rerun(compute: Callable[[], Outcome]) -> tuple[Outcome, Callable[[], None]]:
+    """What capturing a round is on a CPU: it is run again as it was asked for the first time, into the same memory."""
+    from torch import Tensor
+
+    first = compute()
+
+    def replay() -> None:
+        again = compute()
+        for old, new in ((first.verdict, again.verdict), (first.proposal, again.proposal), (first.out, again.out)):
+            for name, value in vars(old).items() if old is not None else ():
+                if isinstance(value, Tensor):
+                    value.copy_(getattr(new, name))
+        if first.report is not None and again.report is not None:
+            first.report.table.copy_(again.report.table)
+
+    return first, replay
 
 
 def prompts(count: int) -> list[list[int]]:

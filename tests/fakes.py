@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline import LLM
 from paceline.cache.kv import KVCache
-from paceline.drafters.base import FINAL, Context, Observation, QuietDrafter, Taps, Target
+from paceline.drafters.base import FINAL, Context, HostRows, Observation, QuietDrafter, Taps, Target
 from paceline.drafters.tree import PADDING, Proposal
 from paceline.testing import VOCAB as VOCAB
 from paceline.testing import set_apart as set_apart
@@ -67,14 +67,16 @@ class Known(QuietDrafter):
     def reset(self) -> None:
         self._known.clear()
 
-    def truth(self, context: Context, count: int) -> Tensor:
-        """[B, count] the tokens that plain decoding commits next."""
-        for slot in context.slot_list:
+    def note(self, rows: HostRows) -> None:
+        for slot in rows.slots:
             if slot not in self._known:
-                prompt = context.table.tokens.host[slot, : context.table.prompt_length(slot)].tolist()
+                prompt = rows.table.tokens.host[slot, : rows.table.prompt_length(slot)].tolist()
                 text = self.recorded[tuple(prompt)]
                 self._texts[slot, : len(text)] = torch.tensor(text, dtype=torch.int64)
                 self._known[slot] = tuple(prompt)
+
+    def truth(self, context: Context, count: int) -> Tensor:
+        """[B, count] the tokens that plain decoding commits next."""
         place = context.lengths[:, None] + torch.arange(count)
         return self._texts[context.slots[:, None], place]
 
@@ -137,14 +139,20 @@ class Replay(Known):
         super().__init__(recorded, self.max_depth * (self.max_siblings if trees else 1))
         self.trees, self.seed, self.histogram = trees, seed, Histogram()
 
+    def note(self, rows: HostRows) -> None:
+        super().note(rows)
+        self._num_drafting = rows.num_drafting
+
+    def captured_as(self) -> None:
+        """Never: the host reads what was accepted."""
+
     def observe(self, seen: Observation) -> None:
         if seen.verdict is None:
             return
         counts = (seen.verdict.nodes >= 0).sum(1).tolist()
-        for nodes, count, size in zip(seen.verdict.nodes.tolist(), counts, seen.batch.places.sampled_counts):
-            if size > 1:
-                self.histogram.lengths[count] += 1
-                self.histogram.branches.update(node % self.width for node in nodes[:count])
+        for nodes, count, _ in zip(seen.verdict.nodes.tolist(), counts, range(self._num_drafting)):
+            self.histogram.lengths[count] += 1
+            self.histogram.branches.update(node % self.width for node in nodes[:count])
 
     @property
     def width(self) -> int:

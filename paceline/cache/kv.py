@@ -65,6 +65,11 @@ class KVCache:
         self.tails = torch.zeros((self.pool.num_pages + 1, width), dtype=dtype, device=self.device)
         self._known = torch.zeros(self.pool.num_pages + 1, dtype=torch.bool, device=self.device)
 
+    def forget_tails(self) -> None:
+        """Nothing is known any more; the room stays."""
+        if self.tails is not None:
+            self._known.zero_()
+
     def read_tails(self, pages: Tensor) -> tuple[Tensor, Tensor]:
         """[B, H·taps] for B pages, and whether each was ever kept; page 0's never is."""
         assert self.tails is not None

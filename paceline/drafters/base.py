@@ -11,7 +11,7 @@ What it counts on the host it counts in `note`, before the round.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
@@ -325,6 +325,10 @@ class QuietDrafter:
 
     def note(self, rows: HostRows) -> None:
         pass
+
+    def captured_as(self) -> Hashable | None:
+        """What `note` counted that the shape of the coming round depends on; None: it is not to be captured."""
+        return ()
 
     def observe(self, seen: Observation) -> None:
         pass

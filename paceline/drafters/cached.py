@@ -12,7 +12,7 @@ A drafter's speculative rows are disposable: they lie behind `read`, and whoever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -190,6 +190,14 @@ class TokenReader(CachedDrafter):
             own = self.keeps_drafts and rows.judged and number < rows.num_drafting
             self._standing[slot].behind = 1 if own else self._standing[slot].behind + size
 
+    def captured_as(self) -> Hashable | None:
+        """How many unread tokens the round has room for; who has more is read in passes of its own."""
+        left = max(0, self._most_behind - 1)
+        if left > FEW:
+            return None
+        self._most_behind = 1 + next(room for room in (0, 8, FEW) if left <= room)
+        return self._most_behind
+
     def read_up(self, context: Context, behind: Nodes | None = None) -> Tensor:
         """Read all committed tokens, in passes of bounded size; the logits after each newest one [B, V].
 
@@ -249,7 +257,7 @@ class TokenReader(CachedDrafter):
             self._forward(self._pack_ahead(context, ((count, 0),) * batch, read, ends - 2))
             read, left = torch.minimum(read + count, ends - 2), left - count
         last, width = 2 + max(left, 0), 0 if behind is None else behind.tokens.shape[1]
-        since = torch.minimum(read, ends - 2)  # what is read may lie in pages that others hold, too
+        since = torch.minimum(read, ends - 2).clamp(min=0)  # what is read may lie in pages that others hold, too
         return self._pack_ahead(context, ((last, width),) * batch, ends - last, ends + width, behind, since)
 
     def _forward(self, batch: Batch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +76,10 @@ class FirstOfDrafter:
         asked = rows.num_drafting if rows.table.apart and self.on_device else 0
         for drafter in self.drafters:
             drafter.note(replace(rows, num_drafting=asked, judged=False))
+
+    def captured_as(self) -> Hashable | None:
+        parts = [getattr(drafter, "captured_as", lambda: None)() for drafter in self.drafters]
+        return None if None in parts else tuple(parts)
 
     def _note_asked(self, drafter: Drafter, numbers: list[int]) -> None:
         rows = self._rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,15 +22,22 @@ from paceline.sampling.verify import argmax
 NOTHING = -1  # in a path, behind its last token
 
 
+class Given(NamedTuple):
+    """Who drafts, where a frame says it: both [B], on the device. Who does not has the null slot and a budget of 0."""
+
+    slots: Tensor
+    budgets: Tensor
+
+
 class DraftContext:
     """B decoding sequences, and the n nodes drawn for them so far."""
 
     def __init__(
-        self, slot_list: list[int], budgets: list[int], state: SamplerState, rule: Rule, slots: Tensor | None = None
+        self, slot_list: list[int], budgets: list[int], state: SamplerState, rule: Rule, given: Given | None = None
     ) -> None:
         self.slot_list, self.table, self.spread = slot_list, state.table, state.table.spread
         self.max_nodes = max(budgets, default=0)
-        self._asked, self._state, self._rule, self._given = budgets, state, rule, slots
+        self._asked, self._state, self._rule, self._given = budgets, state, rule, given
         self._sampled = state.any_sampled(slot_list)
         self._untouched = not self._sampled and state.tempered.issuperset(slot_list)  # the likeliest raw logit is drawn
         self._keep_probs = rule.needs_probs and self._sampled
@@ -44,7 +52,7 @@ class DraftContext:
     @cached_property
     def slots(self) -> Tensor:
         if self._given is not None:
-            return self._given
+            return self._given.slots
         return torch.tensor(self.slot_list, dtype=torch.int64).to(self.table.device, non_blocking=True)
 
     @cached_property
@@ -60,7 +68,9 @@ class DraftContext:
     def make_budgets(self) -> Tensor:
         """[B] on the device, afresh."""
         asked, device = self._asked, self.table.device
-        if len(set(asked)) == 1:
+        if self._given is not None:
+            budgets = self._given.budgets.clamp(max=self.max_nodes)
+        elif len(set(asked)) == 1:
             budgets = torch.full((len(asked),), asked[0], dtype=torch.int64, device=device)
         else:
             budgets = torch.tensor(asked, dtype=torch.int64).to(device, non_blocking=True)
@@ -100,7 +110,7 @@ class DraftContext:
     def only(self, rows: list[int] | None, max_nodes: int, trees: bool = False) -> DraftContext:
         chosen = range(len(self.slot_list)) if rows is None else rows
         slots, limits = [self.slot_list[row] for row in chosen], [min(self._asked[row], max_nodes) for row in chosen]
-        if not trees:
+        if not trees and self._given is None:  # else the budgets see to it
             limits = [min(limit, self.table.room(slot)) for limit, slot in zip(limits, slots)]
         part = DraftContext(slots, limits, self._state, self._rule, self._given if rows is None else None)
         part.spread = self.spread if trees else 0

@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from paceline.cache.kv import KVCache
-from paceline.cache.slots import SPREAD, Slots
+from paceline.cache.slots import SPREAD
 from paceline.drafters.base import Drafter, Target
 from paceline.engine.account import Drafted, read_logprobs, read_prompt_logprobs
 from paceline.engine.budget import Budget, FixedBudget
@@ -33,7 +32,7 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.stats import EngineStats, RoundRecord
 from paceline.engine.update import Update
 from paceline.errors import EngineError, OptionError, first_line
-from paceline.sampling.rules import find_rule
+from paceline.models.batch import reaches_of
 
 
 class Told(NamedTuple):
@@ -57,12 +56,9 @@ FEW = 8  # sequences
 
 
 class Engine:
-    def __init__(
-        self, target: Target, cache: KVCache, table: Slots, scheduler: Scheduler, acceptance: str, depth: int = 0
-    ) -> None:
-        self.target, self.cache, self.table, self.scheduler = target, cache, table, scheduler
-        self.rule, self.depth = find_rule(acceptance), depth
-        self.runner = Runner(target, cache, table, self.rule)
+    def __init__(self, target: Target, runner: Runner, scheduler: Scheduler, depth: int = 0) -> None:
+        self.target, self.runner, self.scheduler, self.depth = target, runner, scheduler, depth
+        self.cache, self.table, self.rule = runner.cache, runner.table, runner.rule
         self.stats = EngineStats()
         self.budget: Budget = FixedBudget(0)
         self.end_ids = frozenset(target.model.config.eos_ids)
@@ -173,8 +169,6 @@ class Engine:
             if self.runner.listener is not None:
                 self.runner.note(self.runner.listener, plan)
             round = self.runner.run(plan, times)
-            if self.table.apart:
-                round.send()
             plan.launch()
             self._in_flight.append(round)
         elif not (self._in_flight or self.updates) and self.has_work:
@@ -258,7 +252,7 @@ class Engine:
             if sequence.finish_reason is not None and not sequence.end_told:  # aborted, and nobody heard of it yet
                 self._tell_end(sequence)
         self._ended.clear()
-        self.cache.tails = None
+        self.cache.forget_tails()
         self.runner.met.clear()
         if self.drafter is not None:
             self.drafter.reset()
@@ -281,7 +275,7 @@ class Engine:
         """Seconds of drafting, verifying and the rest."""
         seconds = round.times.spent(self._last_read)
         self._last_read = round.times.read
-        context = sum([span.reach for span in round.batch.layout.spans])
+        context = sum(reaches_of(round.plan.work))
         proposed = sum([drafted.sizes[item.number] for item in told if item.number < round.plan.num_sampling])
         accepted, emitted = sum([item.accepted for item in told]), sum([len(item.kept) for item in told])
         sizes = len(round.batch.ids), len(round.plan.sequences), context, proposed, accepted, emitted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,19 +93,13 @@ class Round:
     times: Times
     prompt_rows: list[PromptRows] = field(default_factory=list)
     sent: Sent | None = None  # on its way to the host; None: the host waits for it when it reads
-
-    def send(self) -> None:
-        """All that the host will read, on its way at once."""
-        if isinstance(self.verdict, Verdict):
-            proposal = self.proposal
-            shape = [] if proposal.chain else [proposal.parents, proposal.scratch]
-            parts = [self.verdict.table(), proposal.sizes[:, None], *shape, proposal.origins]
-            self.sent = Sent([None if part is None else part.long() for part in parts])
+    stride: int = 0  # logits stand so many rows apart for each sequence; 0: one behind the other
 
     def read(self) -> tuple[list[Decision], Drafted]:
         """What was decided, and what had been proposed; sequences beyond those that sampled decide nothing."""
         if self.sent is not None:
             decided, drafted = self._read_sent(self.sent)
+            decided = decided[: self.plan.num_sampling]  # a frame may have had room for more
         else:
             decided, drafted = self.verdict.read() if self.verdict is not None else [], Drafted.of(self.proposal)
         return decided + [Decision([], []) for _ in self.plan.sequences[len(decided) :]], drafted
@@ -121,22 +116,40 @@ class Round:
         assert self.out.logits is not None
         if number >= self.plan.num_sampling:
             return self.out.logits[:0]
+        if self.stride:
+            first = number * self.stride
+            return self.out.logits[first : first + 1 + self.plan.work[number].num_nodes]
         first, last = self.batch.places.first_sampled[number : number + 2]
         return self.out.logits[first:last]
 
 
-class Sent:
-    """Tables of integers [B, …] on their way to the host, in one copy. What is launched later is not waited for."""
+class Report(NamedTuple):
+    """All that the host will read of a round, side by side."""
 
-    def __init__(self, parts: list[Tensor | None]) -> None:
-        self._widths = [None if part is None else part.shape[1] for part in parts]
+    table: Tensor  # [B, …]
+    widths: tuple[int | None, ...]  # of its parts; None: a part that is not there
+
+    @classmethod
+    def of(cls, proposal: Proposal, verdict: Verdict) -> Report:
+        shape = [] if proposal.chain else [proposal.parents, proposal.scratch]
+        parts = [verdict.table(), proposal.sizes[:, None], *shape, proposal.origins]
+        widths = tuple([None if part is None else part.shape[1] for part in parts])
+        return cls(torch.cat([part.long() for part in parts if part is not None], dim=1), widths)
+
+
+class Sent:
+    """A report on its way to the host, in one copy. What is launched later is not waited for."""
+
+    def __init__(self, report: Report) -> None:
+        self._table, self._widths = report
         self._event: torch.cuda.Event | None = None
-        self._table = torch.cat([part for part in parts if part is not None], dim=1)
         if self._table.device.type == "cuda":
             there, self._table = self._table, torch.empty(self._table.shape, dtype=torch.int64, pin_memory=True)
             self._table.copy_(there, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
+        elif self._table.device.type == "cpu":
+            self._table = self._table.clone()  # a replay writes over it
 
     def read(self) -> list[Table | None]:
         if self._event is not None:

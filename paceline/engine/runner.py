@@ -1,7 +1,7 @@
-"""A round where the tables are: propose, pack, forward, verify; also commit and observe, if the host is elsewhere.
+"""A round where the host shares the tables: propose, pack, forward, verify, and later settle.
 
-Tensor code. Where tables are shared the host's own knowledge is used for shortcuts (sizes, a verdict in plain Python);
-where they are apart nothing here waits for the device, so that rounds can be ahead of the host, and captured.
+The host's own knowledge is used for shortcuts: sizes, a verdict in plain Python. Where the tables are apart, rounds are
+run by `engine/device.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.engine.context import DraftContext
 from paceline.engine.round import Plan, PromptRows, Round, Times, histories, pad_proposal, undrafted
 from paceline.kernels.cpu.chain import pick
 from paceline.kernels.ops import Hidden, cache_rows, see_windows
-from paceline.models.batch import Batch, Nodes, Work, pack, pack_newest
+from paceline.models.batch import Batch, Nodes, Work, pack
 from paceline.sampling.processors import process
 from paceline.sampling.rules import Rule
 from paceline.sampling.state import SamplerState
@@ -43,72 +43,57 @@ class Runner:
         starts = [work.start for work in plan.work]
         drafter.note(HostRows(self.table, plan.slots, starts, sizes, plan.num_drafting))
 
-    def run(self, plan: Plan, times: Times, slots: Tensor | None = None) -> Round:
-        """Propose, pack, forward, verify; where the tables are apart, commit and observe there.
-
-        With `slots` [B] given on the device, and work that is wherever the device says, nothing is sent there and
-        nothing read from it: the round can be captured.
-        """
-        if self.table.apart:
-            self.table.flush()
+    def run(self, plan: Plan, times: Times) -> Round:
+        """Propose, pack, forward, verify."""
         times.before_draft = time.perf_counter()
-        proposal = self._propose(plan, slots)
+        proposal = self._propose(plan)
         times.drafted = time.perf_counter()
-        batch, paths = self._pack(plan, proposal, slots)
+        batch, paths = self._pack(plan, proposal)
         if self.table.windowed is not None:
             see_windows(batch.layout, self.table.windowed.table.tensor)
         prompt_rows: list[PromptRows] = []
         rows = batch.places.sampled
         if plan.wants_prompt_logprobs:
-            prompt_rows, rows = self._prompt_rows(plan, batch)
-        taps = self.drafter.taps if self.drafter is not None else Taps()
-        out = self.target.model.forward(batch, self.cache.layers, taps.hidden, rows)
+            prompt_rows, more = wanted_rows(plan, batch.places.first_rows)
+            rows = torch.cat([rows, torch.tensor(more, dtype=torch.int64)])
+        out = self.target.model.forward(batch, self.cache.layers, self.taps.hidden, rows)
         verdict = self._verify(plan, proposal, paths, batch, out) if plan.num_sampling else None
-        round = Round(plan, proposal, batch, out, verdict, times, prompt_rows)
-        if self.table.apart and verdict is not None:
-            assert isinstance(verdict, Verdict)
-            self.table.commit(batch.slots[: plan.num_sampling], verdict.tokens, verdict.lengths + 1)
-        if self.settles_itself:
-            self.settle(round)
-        return round
+        return Round(plan, proposal, batch, out, verdict, times, prompt_rows)
+
+    @property
+    def taps(self) -> Taps:
+        return self.drafter.taps if self.drafter is not None else Taps()
 
     @property
     def settles_itself(self) -> bool:
-        """Whether a round settles where the tables are; else it does when the host has read it."""
-        return self.table.apart and (self.drafter is None or self.drafter.on_device)
+        """Whether a round has settled when it is read; else it does then."""
+        return False
 
-    def _propose(self, plan: Plan, slots: Tensor | None) -> Proposal:
+    def _propose(self, plan: Plan) -> Proposal:
         """Trees for the drafting sequences, and empty ones for the others that sample."""
         if self.drafter is None or not plan.num_drafting:
             return undrafted(plan.num_sampling, self.target.device)
         work = plan.work[: plan.num_drafting]
         budgets = [item.num_nodes for item in work]
-        given = None if slots is None else slots[: plan.num_drafting]
-        context = DraftContext([item.slot for item in work], budgets, self.state, self.rule, given)
+        context = DraftContext([item.slot for item in work], budgets, self.state, self.rule)
         proposal = self.drafter.propose(context)
-        if self.table.apart or any(size > most for size, most in zip(proposal.sizes.tolist(), budgets)):
+        if any(size > most for size, most in zip(proposal.sizes.tolist(), budgets)):
             proposal = proposal.cut(context.make_budgets())  # whatever the drafter did to those it was shown
         return proposal if plan.num_drafting == plan.num_sampling else pad_proposal(proposal, plan.num_sampling)
 
-    def _pack(self, plan: Plan, proposal: Proposal, slots: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """The batch, and the drafts' paths. With nothing ahead only nodes that are there get a row."""
-        if self.table.apart:
-            plan.cut(proposal.num_nodes)
-        else:
-            plan.fit(proposal.sizes.tolist())
+    def _pack(self, plan: Plan, proposal: Proposal) -> tuple[Batch, Tensor | None]:
+        """The batch, and the drafts' paths. Only nodes that are there get a row."""
+        plan.fit(proposal.sizes.tolist())
         paths = proposal.paths()
         nodes = Nodes(proposal.tokens, proposal.sizes, paths)
-        size = self.cache.pool.block_size
-        if slots is None:
-            return pack(plan.work, self.table, size, nodes, plan.num_sampling), paths
-        return pack_newest(plan.work, slots, self.table, size, nodes), paths
+        return pack(plan.work, self.table, self.cache.pool.block_size, nodes, plan.num_sampling), paths
 
     def _verify(
         self, plan: Plan, proposal: Proposal, paths: Tensor | None, batch: Batch, out: Hidden
     ) -> Verdict | Followed:
         slots = plan.slots[: plan.num_sampling]
         greedy = self.state.tempered.issuperset(slots) and not self.state.any_sampled(slots)
-        if greedy and out.best is not None and not self.table.apart:
+        if greedy and out.best is not None:
             return follow(proposal, [count - 1 for count in batch.places.sampled_counts], out.best.tolist())
         return self._judge(proposal, paths, batch, out, slots)
 
@@ -126,21 +111,7 @@ class Runner:
 
     def _follows(self, slots: list[int]) -> bool:
         """Whether the library can pick for all of them, and the rule takes just that."""
-        return self.rule.follows and not self.table.apart and self.state.tempered.issuperset(slots)
-
-    def _prompt_rows(self, plan: Plan, batch: Batch) -> tuple[list[PromptRows], Tensor]:
-        """Who wants raw logits of its prompt, and all rows that are looked at, those behind the sampled ones: every
-        prompt position but the last predicts a prompt token."""
-        wanted: list[PromptRows] = []
-        rows: list[int] = []
-        for number, (sequence, work) in enumerate(zip(plan.sequences, plan.work)):
-            if work.start is not None and sequence.wants_prompt_logprobs:
-                first = batch.places.first_rows[number]
-                count = max(0, min(work.count, sequence.prompt_length - 1 - work.start))
-                wanted.append((sequence, work.start, count))
-                rows += range(first, first + count)
-        sampled = batch.places.sampled
-        return wanted, torch.cat([sampled, torch.tensor(rows, dtype=torch.int64).to(sampled.device)])
+        return self.rule.follows and self.state.tempered.issuperset(slots)
 
     def settle(self, round: Round) -> None:
         """What is permanent becomes so for the cache and the drafter."""
@@ -162,47 +133,75 @@ class Runner:
         if layout.windowed is not None:
             groups = list(zip(self.cache.groups, (layout, layout.windowed)))
         for layers, placed in groups:
-            source, target = (cache_rows(placed, slots, line) for line in lines)
-            if not self.table.apart:  # where the host may look, it need not move what stays
-                source, target = source[moved], target[moved]
+            source, target = self._moves(moved, *(cache_rows(placed, slots, line) for line in lines))
             if layers and source.numel():
-                self.target.model.ops.keep(layers, source.flatten(), target.flatten())
+                self.target.model.ops.keep(layers, source, target)
+
+    def _moves(self, moved: Tensor, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """What is to be moved, and where to. The host may look, and so need not move what stays."""
+        return source[moved], target[moved]
 
     def _observe(self, drafter: Drafter, round: Round) -> None:
         """Tell the drafter what became permanent."""
         slots = round.plan.slots
         seen = Observation(self.table, round.batch, round.verdict, slots, round.out.tapped)
         if seen.states is not None:
-            seen.before = self._keep_tails(seen, seen.states, round.plan)
-        self.met.update(slots)
-        if drafter.taps.node_logits and round.verdict is not None:
-            assert round.out.logits is not None
-            seen.logits = round.out.logits[: len(round.batch.places.sampled)]
+            self.keep_room(seen.states)
+            new = self.meet(round.plan)
+            seen.before = self._before(seen.batch, new) if any(new) else None
+            if any(_fills_a_page(work, self.cache.pool.block_size) for work in round.plan.work):
+                self._keep_tails(seen, seen.states)
+        self.tell(drafter, seen, round.out)
+
+    def tell(self, drafter: Drafter, seen: Observation, out: Hidden) -> None:
+        if drafter.taps.node_logits and seen.verdict is not None:
+            assert out.logits is not None
+            seen.logits = out.logits[: len(seen.batch.places.sampled)]
         drafter.observe(seen)
 
-    def _keep_tails(self, seen: Observation, states: Tensor, plan: Plan) -> Before | None:
-        """Keep the tapped states at the end of every full page; find those in front of who is seen the first time."""
-        cache, size, before = self.cache, self.cache.pool.block_size, None
-        if cache.tails is None:
-            cache.keep_tails(states.shape[1], states.dtype)
+    def meet(self, plan: Plan) -> list[bool]:
+        """Whom the drafter sees for the first time, and not from its beginning."""
         new = [work.slot not in self.met and work.start != 0 for work in plan.work]
-        if any(new):
-            before = self._before(seen.batch, new)
-        if not self.table.apart and not any(_fills_a_page(work, size) for work in plan.work):
-            return before
+        self.met.update(plan.slots)
+        return new
+
+    def keep_room(self, states: Tensor) -> None:
+        """For the tapped states at the end of every full page."""
+        if self.cache.tails is None:
+            self.cache.keep_tails(states.shape[1], states.dtype)
+
+    def _keep_tails(self, seen: Observation, states: Tensor) -> None:
+        """Keep the tapped states at the end of every full page."""
+        size = self.cache.pool.block_size
         ends = seen.positions % size == size - 1
         pages = self.table.pages.tensor[seen.slots, seen.positions // size]
-        cache.write_tails(torch.where(ends, pages, 0), states)
-        return before
+        self.cache.write_tails(torch.where(ends, pages, 0), states)
 
     def _before(self, batch: Batch, new: list[bool]) -> Before:
-        """The states in front of sequences that are seen the first time: kept only where a page ends there."""
-        size, places = self.cache.pool.block_size, batch.places
-        firsts = batch.layout.lines[torch.tensor(places.first_rows, dtype=torch.int64).to(batch.slots.device)]
-        wanted = torch.tensor(new).to(batch.slots.device) & (firsts > 0) & (firsts % size == 0)
-        pages = self.table.pages.tensor[batch.slots, (firsts - 1).clamp(min=0) // size]
+        """The states in front of sequences that are seen the first time."""
+        firsts = torch.tensor(batch.places.first_rows, dtype=torch.int64)
+        return self.read_before(batch, firsts, torch.tensor(new))
+
+    def read_before(self, batch: Batch, firsts: Tensor, new: Tensor) -> Before:
+        """firsts [B]: each sequence's first row. They were kept only where a page ends in front of it."""
+        size, lines = self.cache.pool.block_size, batch.layout.lines[firsts]
+        wanted = new & (lines > 0) & (lines % size == 0)
+        pages = self.table.pages.tensor[batch.slots, (lines - 1).clamp(min=0) // size]
         states, known = self.cache.read_tails(torch.where(wanted, pages, 0))
-        return Before(states, known & wanted, firsts)
+        return Before(states, known & wanted, lines)
+
+
+def wanted_rows(plan: Plan, first_rows: list[int]) -> tuple[list[PromptRows], list[int]]:
+    """Who wants raw logits of its prompt, and which rows' they are: every prompt position but the last predicts a
+    prompt token."""
+    wanted: list[PromptRows] = []
+    rows: list[int] = []
+    for sequence, work, first in zip(plan.sequences, plan.work, first_rows):
+        if work.start is not None and sequence.wants_prompt_logprobs:
+            count = max(0, min(work.count, sequence.prompt_length - 1 - work.start))
+            wanted.append((sequence, work.start, count))
+            rows += range(first, first + count)
+    return wanted, rows
 
 
 def _fills_a_page(work: Work, size: int) -> bool:

@@ -135,6 +135,15 @@ class Span(NamedTuple):
     reach: int  # none of its rows touches a linear cache position at or beyond this
 
 
+@dataclass(frozen=True)
+class RowTiles:
+    """Neighbouring rows of one sequence that may be looked at together, G times; on the device."""
+
+    first: Tensor  # [G] a tile's first row
+    count: Tensor  # [G] its rows; 0: nothing to do
+    rows: int  # no tile has more
+
+
 @dataclass
 class Layout:
     """Where each of T rows finds its keys.
@@ -160,6 +169,7 @@ class Layout:
     spans: list[Span]
     grid: Tensor | None = None  # [B, rows of one] the rows of each sequence, where all have equally many
     until: Tensor | None = None  # [T] only without trees; None: a row sees nothing behind its own position
+    tiles: Sequence[RowTiles] | None = None  # of a batch in fixed memory, instead of spans
     windowed: Layout | None = None  # the same under pages that layers with a window have for themselves, if they do
 
 

@@ -21,6 +21,8 @@ for both, is answered by `Places`: who verifies, commits or observes gathers by 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,7 +31,7 @@ import torch
 from torch import Tensor
 
 from paceline.cache.slots import Slots
-from paceline.kernels.ops import Layout, Span
+from paceline.kernels.ops import Layout, RowTiles, Span
 
 Shape = tuple[tuple[int, int], ...]  # for each sequence: committed tokens, nodes
 Array = np.ndarray[Any, np.dtype[np.int64]]
@@ -60,6 +62,8 @@ class Nodes(NamedTuple):
 class Places:
     """Where the parts of a batch of one shape are; its first `num_sampling` sequences sample. N is at least the most
     nodes of a sequence."""
+
+    tiles: list[RowTiles] | None = None  # in fixed memory alone
 
     def __init__(self, shape: Shape, num_sampling: int, num_nodes: int, device: torch.device) -> None:
         self.shape, self.num_sampling, self.num_nodes, self._device = shape, num_sampling, num_nodes, device
@@ -132,6 +136,10 @@ class Places:
         firsts: list[int] = self._firsts.tolist()
         return firsts
 
+    def spans(self, reaches: list[int]) -> list[Span]:
+        """Each sequence's rows, and one more than the furthest line it may touch."""
+        return [Span(row, sum(size), reach) for row, size, reach in zip(self.first_rows, self.shape, reaches)]
+
     @functools.cached_property
     def first_sampled(self) -> list[int]:
         """Where among the sampled rows each sampling sequence's begin, and behind the last of them."""
@@ -142,9 +150,30 @@ class Places:
 
 
 @functools.lru_cache(maxsize=128)
-def places_of(shape: Shape, num_sampling: int, num_nodes: int, device: torch.device) -> Places:
-    """Made once a shape: decode rounds repeat theirs. A batch holds its own; who captures one must hold on to it."""
+def _places_of(shape: Shape, num_sampling: int, num_nodes: int, device: torch.device) -> Places:
     return Places(shape, num_sampling, num_nodes, device)
+
+
+_held: list[Places] | None = None
+
+
+def places_of(shape: Shape, num_sampling: int, num_nodes: int, device: torch.device) -> Places:
+    """Made once a shape: decode rounds repeat theirs."""
+    found = _places_of(shape, num_sampling, num_nodes, device)
+    if _held is not None:
+        _held.append(found)
+    return found
+
+
+@contextmanager
+def holding() -> Iterator[list[Places]]:
+    """All places that are asked for inside: who captures a round must hold on to them, a batch does not."""
+    global _held
+    before, _held = _held, []
+    try:
+        yield _held
+    finally:
+        _held = before
 
 
 @dataclass
@@ -175,13 +204,11 @@ def pack(
 ) -> Batch:
     """Work → tensors, all of which samples unless said otherwise; `first` [B]: the lowest position each may see.
 
-    Where the tables are apart from the host's the static way is taken, whatever the host knows.
+    Only where the host shares the tables: elsewhere rounds are packed by a frame (`models/frame.py`).
     """
     shape = tuple([(item.count, item.num_nodes) for item in work])
     sampling = len(work) if num_sampling is None else num_sampling
     places = places_of(shape, sampling, 0 if nodes is None else nodes.tokens.shape[1], table.device)
-    if table.apart:
-        return _pack_apart(work, places, table, block_size, nodes, first)
     drafted = nodes.tokens.tolist() if nodes is not None and any(item.num_nodes for item in work) else None
     spans: list[Span] = []
     rows: list[list[int]] = [[], [], [], [], []]
@@ -217,24 +244,7 @@ def _hang(places: Places, paths: Tensor, straight: Tensor, bases: Tensor) -> tup
     return torch.minimum(bases - 1 + (path >= 0).sum(1), straight), path
 
 
-def _pack_apart(
-    work: list[Work], places: Places, table: Slots, block_size: int, nodes: Nodes | None, first: Tensor | None
-) -> Batch:
-    """Static, with what the host knows of slots and starts."""
-    known = [[item.slot for item in work], [-1 if item.start is None else item.start for item in work]]
-    slots, starts = torch.tensor(known, dtype=torch.int64).to(table.device, non_blocking=True).unbind()
-    starts = torch.where(starts >= 0, starts, table.lengths[slots] - 1)
-    return pack_rows(places, slots, starts, table, block_size, Static(_reaches(work), nodes, first=first))
-
-
-def pack_newest(work: list[Work], slots: Tensor, table: Slots, block_size: int, nodes: Nodes) -> Batch:
-    """Work that is wherever the device says, all of which samples; slots [B] are there already: nothing is sent."""
-    shape = tuple([(item.count, item.num_nodes) for item in work])
-    places = places_of(shape, len(work), nodes.tokens.shape[1], slots.device)
-    return pack_rows(places, slots, table.lengths[slots] - 1, table, block_size, Static(_reaches(work), nodes))
-
-
-def _reaches(work: list[Work]) -> list[int]:
+def reaches_of(work: list[Work]) -> list[int]:
     """For each sequence one more than the furthest line it may touch."""
     return [(item.bound if item.start is None else item.start) + item.count + item.num_nodes for item in work]
 
@@ -264,7 +274,7 @@ def pack_rows(places: Places, slots: Tensor, starts: Tensor, table: Slots, block
         real = line >= given.since[owner] if real is None else real & (line >= given.since[owner])
     if nodes is not None and nodes.tokens.shape[1]:
         sequence = torch.where(is_node, owner, 0)  # sequences behind the proposal's have no nodes
-        index = node.clamp(min=0)
+        index = node.clamp(0, nodes.tokens.shape[1] - 1)
         there = ~is_node | (node < nodes.sizes[sequence])
         real = there if real is None else real & there
     if real is not None:
@@ -281,8 +291,9 @@ def pack_rows(places: Places, slots: Tensor, starts: Tensor, table: Slots, block
     if first is not None and real is not None:
         first = torch.where(real, first, 0)
     write = table.pages.tensor[slot, line // block_size] * block_size + line % block_size
-    spans = [Span(row, sum(size), reach) for row, size, reach in zip(places.first_rows, places.shape, given.reaches)]
-    layout = Layout(slot, positions, base, path, first, line, write, table.pages.tensor, block_size, spans, places.grid)
+    spans, pages = places.spans(given.reaches), table.pages.tensor
+    layout = Layout(slot, positions, base, path, first, line, write, pages, block_size, spans, places.grid)
+    layout.tiles = places.tiles
     return Batch(ids, layout, places, slots)
 
 
@@ -299,4 +310,5 @@ def rows_at(batch: Batch, slots: Tensor, positions: Tensor, ids: Tensor, table: 
     grid = batch.places.grid if table.apart else None
     page_table = table.pages.tensor
     layout = Layout(slots, positions, positions + 1, None, None, positions, write, page_table, size, spans, grid)
+    layout.tiles = batch.layout.tiles
     return Batch(ids, layout, batch.places, batch.slot_list)

@@ -9,7 +9,7 @@ draft could leave stale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -31,6 +31,15 @@ def process(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
         if any(needs(params) for params in asked):
             logits = stage(logits, rows, state)
     return logits
+
+
+def kind_of(asked: Sequence[SamplingParams]) -> Hashable | None:
+    """What `process` does for these requests, as a key: the same for others of that kind. None: it needs the host."""
+    stages = [number for number, (needs, _) in enumerate(STAGES) if any(needs(params) for params in asked)]
+    if any(STAGES[number][1] in _ASKING_THE_HOST for number in stages):
+        return None
+    most = max([params.top_k for params in asked], default=0) if any(params.top_k > 0 for params in asked) else 0
+    return all(params.greedy for params in asked), tuple(stages), most
 
 
 def tempered(params: SamplingParams) -> bool:
@@ -227,3 +236,5 @@ STAGES: tuple[tuple[Callable[[SamplingParams], bool], Stage], ...] = (
     (lambda p: not p.greedy and p.top_k > 0, _top_k),
     (lambda p: not p.greedy and p.top_p < 1.0, _top_p),
 )
+
+_ASKING_THE_HOST = (_functions, _bad_words, _min_tokens)

@@ -63,10 +63,10 @@ class SamplerState:
         self._floats = torch.tensor(list(_FLOATS.values()), dtype=torch.float32).repeat(slots, 1).to(device)
         self._ints = torch.tensor(list(_INTS.values()), dtype=torch.int64).repeat(slots, 1).to(device)
         self.bias: Tensor | None = None  # [S+1, V], made when first needed; -inf where a token is not allowed
-        self.words: dict[int, Words] = {}
-        self.params: dict[int, SamplingParams] = {}
+        self.words = {table.null: Words([], [])}
+        self.params = {table.null: SamplingParams(temperature=0)}
         self.picks = device.type == "cpu" and library() is not None  # the library can pick tokens
-        self.tempered: set[int] = set()  # slots whose request needs temperature and noise at most
+        self.tempered = {table.null}  # slots whose request needs temperature and noise at most
 
     def set(self, slot: int, params: SamplingParams, words: Words, seed: int, sample: int) -> None:
         from paceline.sampling.processors import tempered  # which is written in terms of this state

@@ -1,0 +1,259 @@
+"""Rounds on a device of its own, whose tables are apart from the host's.
+
+A round is packed by a frame (`models/frame.py`): nothing in it is sent to the device or read from it, so that rounds
+can be ahead of the host. Where the kernels allow it a round is captured once for its kind, and replayed with other
+sequences ever after. What needs the host in its middle is launched as it stands.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.cache.kv import KVCache
+from paceline.cache.slots import Slots
+from paceline.drafters.base import Drafter, Observation, Target
+from paceline.drafters.tree import PADDING, Proposal
+from paceline.engine.context import DraftContext, Given
+from paceline.engine.round import Plan, PromptRows, Report, Round, Sent, Times, histories, pad_proposal, undrafted
+from paceline.engine.runner import Runner, wanted_rows
+from paceline.engine.sizes import find_size
+from paceline.kernels.ops import Hidden, see_windows
+from paceline.models.batch import Batch, Nodes, Places, Static, holding, pack_rows, places_of, reaches_of
+from paceline.models.frame import Frame, FrameInput, Size, shape_of
+from paceline.sampling.processors import kind_of, process
+from paceline.sampling.rules import Rule
+from paceline.sampling.verify import Judged, Verdict, verify
+
+
+class Asked(NamedTuple):
+    """What a round is to do; the same for all that replay it."""
+
+    slots: list[int]  # of those that sample, the null slot behind them: their parameters say which stages run
+    drafts: bool  # the drafter proposes
+    new: bool  # somebody is seen for the first time, and not from its beginning
+    handed: Proposal | None = None  # what a drafter on the host proposes
+    more: Tensor | None = None  # rows whose logits are wanted beside the sampled ones
+
+
+class Outcome(NamedTuple):
+    """What a round made, on the device."""
+
+    proposal: Proposal
+    batch: Batch
+    out: Hidden
+    verdict: Verdict | None
+    report: Report | None
+
+
+# Runs a round and remembers how: what it made, and a function that makes it anew in the same memory.
+Capture = Callable[[Callable[[], Outcome]], tuple[Outcome, Callable[[], None]]]
+
+
+@dataclass
+class Captured:
+    frame: Frame
+    asked: Asked
+    outcome: Outcome
+    replay: Callable[[], None]
+    held: list[Places]  # which it reads
+
+
+class DeviceRunner(Runner):
+    def __init__(
+        self, target: Target, cache: KVCache, table: Slots, rule: Rule, capture: Capture | None = None
+    ) -> None:
+        self._capture = capture
+        super().__init__(target, cache, table, rule)
+
+    def set_drafter(self, drafter: Drafter | None) -> None:
+        super().set_drafter(drafter)
+        self._captured: dict[Hashable, Captured] = {}
+
+    @property
+    def settles_itself(self) -> bool:
+        return self.drafter is None or self.drafter.on_device
+
+    def run(self, plan: Plan, times: Times) -> Round:
+        """Launch all of a round, or replay it; what the host will read of it is on its way."""
+        self.table.flush()
+        times.before_draft = time.perf_counter()
+        handed = self._hand(plan)
+        times.drafted = time.perf_counter()
+        new = self.meet(plan) if self.taps.hidden else [False] * len(plan.work)
+        size = None if self._capture is None else find_size(plan, 0 if self.drafter is None else self.drafter.max_nodes)
+        key = None if size is None else self._key(plan, size, handed, any(new))
+        if key is None or size is None:
+            return self._launch(plan, handed, new, times)
+        if key not in self._captured:
+            self._captured[key] = self._remember(plan, size, handed, any(new))
+        return self._replay(self._captured[key], plan, handed, new, times)
+
+    def _hand(self, plan: Plan) -> Proposal | None:
+        """What a drafter on the host proposes for those that sample."""
+        if self.drafter is None or self.drafter.on_device or not plan.num_drafting:
+            return None
+        work = plan.work[: plan.num_drafting]
+        slots, budgets = [item.slot for item in work], [item.num_nodes for item in work]
+        context = DraftContext(slots, budgets, self.state, self.rule)
+        proposal = self.drafter.propose(context).cut(context.make_budgets())
+        plan.cut(proposal.num_nodes)
+        return pad_proposal(proposal, plan.num_sampling)
+
+    def _fill(self, frame: Frame, plan: Plan, new: list[bool]) -> None:
+        starts = [-1 if item.start is None else item.start for item in plan.work]
+        given = FrameInput(plan.slots, starts, [item.num_nodes for item in plan.work], new)
+        frame.fill(shape_of(plan.work), plan.num_sampling, given, self.table)
+
+    # What is launched as it stands.
+
+    def _launch(self, plan: Plan, handed: Proposal | None, new: list[bool], times: Times) -> Round:
+        shape = shape_of(plan.work)
+        frame = Frame(Size.exact(shape, plan.num_sampling), self.table.device)
+        own = places_of(shape, plan.num_sampling, frame.num_nodes, self.table.device)
+        frame.own_spans = own.spans(reaches_of(plan.work))
+        self._fill(frame, plan, new)
+        prompt_rows: list[PromptRows] = []
+        more = None
+        if plan.wants_prompt_logprobs:
+            prompt_rows, rows = wanted_rows(plan, own.first_rows)
+            more = torch.tensor(rows, dtype=torch.int64).to(self.table.device)
+        slots, drafts = plan.slots[: plan.num_sampling], bool(plan.num_drafting)
+        made = self.compute(frame, Asked(slots, drafts, any(new), handed, more))
+        return self._round(plan, made, made.out, times, prompt_rows)
+
+    def _round(
+        self, plan: Plan, made: Outcome, out: Hidden, times: Times, prompt_rows: list[PromptRows] | None = None
+    ) -> Round:
+        verdict, report = (made.verdict, made.report) if plan.num_sampling else (None, None)
+        sent, stride = None if report is None else Sent(report), 1 + made.batch.places.num_nodes
+        return Round(plan, made.proposal, made.batch, out, verdict, times, prompt_rows or [], sent, stride)
+
+    # What is captured.
+
+    def _key(self, plan: Plan, size: Size, handed: Proposal | None, new: bool) -> Hashable | None:
+        """What a round has in common with all that replay it; None: it is not to be captured."""
+        kind = kind_of([self.state.params[slot] for slot in plan.slots[: plan.num_sampling]])
+        shaped = getattr(self.drafter, "captured_as", lambda: None)() if self.drafter is not None else ()
+        if kind is None or shaped is None or plan.wants_prompt_logprobs:
+            return None
+        if handed is not None:
+            if handed.probs is not None:
+                return None
+            shaped = handed.chain, handed.scratch is None, handed.origins is None, handed.names
+        return size, kind, bool(plan.num_drafting), new, shaped
+
+    def _remember(self, plan: Plan, size: Size, handed: Proposal | None, new: bool) -> Captured:
+        assert self._capture is not None
+        frame = Frame(size, self.table.device)
+        frame.fill((), 0, FrameInput([], [], [], []), self.table)  # rows of nobody
+        slots = plan.slots[: plan.num_sampling]
+        slots += [self.table.null] * (size.sampling - len(slots))
+        fixed = None if handed is None else _in_fixed_memory(handed, size)
+        asked = Asked(slots, bool(plan.num_drafting), new, fixed)
+        with holding() as held:
+            outcome, replay = self._capture(lambda: self.compute(frame, asked))
+        return Captured(frame, asked, outcome, replay, held)
+
+    def _replay(self, captured: Captured, plan: Plan, handed: Proposal | None, new: list[bool], times: Times) -> Round:
+        self._fill(captured.frame, plan, new)
+        if handed is not None and captured.asked.handed is not None:
+            _copy_proposal(handed, captured.asked.handed)
+        captured.replay()
+        made = captured.outcome
+        out = made.out
+        if any(sequence.params.logprobs is not None for sequence in plan.sequences) and out.logits is not None:
+            out = replace(out, logits=out.logits.clone())  # the next replay writes over them
+        return self._round(plan, made, out, times)
+
+    # A round itself.
+
+    def compute(self, frame: Frame, asked: Asked) -> Outcome:
+        """Propose, pack, forward, verify, commit and observe. Nothing is sent to the device, and nothing read."""
+        table, sampling = self.table, frame.num_sampling
+        proposal = self._draft(frame, asked)
+        paths = proposal.paths()
+        starts = torch.where(frame.starts >= 0, frame.starts, table.lengths[frame.slots] - 1)
+        given = Static([], Nodes(proposal.tokens, proposal.sizes, paths))
+        batch = pack_rows(frame, frame.slots, starts, table, self.cache.pool.block_size, given)
+        if table.windowed is not None:
+            see_windows(batch.layout, table.windowed.table.tensor)
+        rows = frame.sampled if asked.more is None else torch.cat([frame.sampled, asked.more])
+        out = self.target.model.forward(batch, self.cache.layers, self.taps.hidden, rows)
+        verdict = report = None
+        if sampling:
+            verdict = self._decide(proposal, paths, batch, out, asked.slots)
+            table.commit(frame.slots[:sampling], verdict.tokens, verdict.lengths + 1)
+            report = Report.of(proposal, verdict)
+        made = Outcome(proposal, batch, out, verdict, report)
+        if self.settles_itself:
+            self._settle_frame(made, asked.new)
+        return made
+
+    def _draft(self, frame: Frame, asked: Asked) -> Proposal:
+        if asked.handed is not None:
+            return asked.handed
+        if self.drafter is None or not asked.drafts:
+            return undrafted(frame.num_sampling, self.table.device)
+        budgets = [frame.num_nodes] * frame.num_sampling
+        context = DraftContext(asked.slots, budgets, self.state, self.rule, Given(frame.drafting, frame.budgets))
+        return self.drafter.propose(context).cut(context.make_budgets())  # whatever it did to those it was shown
+
+    def _decide(self, proposal: Proposal, paths: Tensor | None, batch: Batch, out: Hidden, slots: list[int]) -> Verdict:
+        assert out.logits is not None
+        history = histories(proposal, paths, batch, slots)
+        logits = process(out.logits[: len(history.slots)], history, self.state)
+        width, index = proposal.num_nodes, batch.places.index
+        if width != batch.places.num_nodes:
+            index = index[:, torch.arange(width + 1, device=index.device).clamp(max=index.shape[1] - 1)]
+        return verify(Judged(proposal, logits, history, index, self.state), self.rule)
+
+    def _settle_frame(self, made: Outcome, new: bool) -> None:
+        """What is permanent becomes so for the cache and the drafter."""
+        if made.verdict is not None and not made.proposal.chain:
+            self._keep_accepted(made.verdict, made.batch)
+        if self.listener is None:
+            return
+        frame = made.batch.places
+        assert isinstance(frame, Frame)
+        slots = [self.table.null] * frame.size.sequences  # nobody on the device asks for them
+        seen = Observation(self.table, made.batch, made.verdict, slots, made.out.tapped)
+        if seen.states is not None:
+            self.keep_room(seen.states)
+            seen.before = self.read_before(made.batch, frame.firsts, frame.new != 0) if new else None
+            self._keep_tails(seen, seen.states)
+        self.tell(self.listener, seen, made.out)
+
+    def _moves(self, moved: Tensor, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Everything: what stays is moved to where nobody looks."""
+        return source.flatten(), target.flatten()
+
+
+def _in_fixed_memory(proposal: Proposal, size: Size) -> Proposal:
+    """A proposal of nothing, of a frame's size, to be copied into."""
+
+    def room(like: Tensor | None, value: int) -> Tensor | None:
+        return None if like is None else like.new_full((size.sampling, size.nodes), value)
+
+    tokens, parents = room(proposal.tokens, 0), room(proposal.parents, PADDING)
+    assert tokens is not None and parents is not None
+    sizes = proposal.sizes.new_zeros(size.sampling)
+    scratch, origins = room(proposal.scratch, 0), room(proposal.origins, 0)
+    return Proposal(tokens, parents, sizes, proposal.chain, None, scratch, proposal.names, origins)
+
+
+def _copy_proposal(source: Proposal, target: Proposal) -> None:
+    """Into fixed memory; what it leaves over is padding."""
+    batch, width = source.tokens.shape
+    target.parents.fill_(PADDING)
+    target.sizes.zero_()
+    target.sizes[:batch] = source.sizes
+    for name in ("tokens", "parents", "scratch", "origins"):
+        given, room = getattr(source, name), getattr(target, name)
+        if given is not None and room is not None:
+            room[:batch, :width] = given

@@ -1,0 +1,28 @@
+"""Which captured round a planned one fits into: few sizes serve all, and little of each is left over."""
+
+from __future__ import annotations
+
+from paceline.engine.round import Plan
+from paceline.models.frame import Size, shape_of
+
+FEW = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sequences that decode
+MIXED = (8, 32, 128, 512)  # and those beside prompt chunks
+ROWS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # with prompt chunks
+NODES = (0, 1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 48, 64)
+
+
+def find_size(plan: Plan, max_nodes: int) -> Size | None:
+    """The size of the captured round that serves this one; None: there is none so large."""
+    exact = Size.exact(shape_of(plan.work), plan.num_sampling)
+    nodes = min(_up(exact.nodes, NODES) or exact.nodes, max(max_nodes, exact.nodes))
+    if exact.chunks == 0 and all(work.count == 1 for work in plan.work):
+        sampling = _up(exact.sampling, FEW)
+        return None if sampling is None else Size(sampling * (1 + nodes), sampling, 0, nodes)
+    rows, sampling = _up(exact.rows, ROWS), _up(exact.sampling, MIXED)
+    if rows is None or sampling is None or exact.chunks > 1:
+        return None
+    return Size(rows, sampling, 1, nodes)
+
+
+def _up(count: int, allowed: tuple[int, ...]) -> int | None:
+    return next((size for size in allowed if size >= count), None)
