@@ -35,14 +35,30 @@ def factor_of(squares, eps, ROWS: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def row_factor(x, eps, K: tl.constexpr):
-    """The factor of one row of K values at x, the same as of many rows at once: [1]."""
+def row_factor(x, y, eps, K: tl.constexpr):
+    """The factor of one row of K values at x (with y: of x + y), the same as of many rows at once: [1]."""
     lanes = tl.arange(0, 128)[None, :]
     squares = tl.zeros((1, 128), dtype=tl.float32)
     for step in tl.static_range((K + 127) // 128):
-        wide = tl.load(x + step * 128 + lanes, mask=step * 128 + lanes < K, other=0.0).to(tl.float32)
+        at = step * 128 + lanes
+        values = tl.load(x + at, mask=at < K, other=0.0)
+        if y is not None:
+            values = add(values, tl.load(y + at, mask=at < K, other=0.0))
+        wide = values.to(tl.float32)
         squares += wide * wide
     return factor_of(squares, eps, 1, K)
+
+
+@triton.jit
+def add(x, y):
+    """In float32, in x's dtype."""
+    return (x.to(tl.float32) + y.to(tl.float32)).to(x.dtype)
+
+
+@triton.jit
+def normed(wide, by, factor, dtype: tl.constexpr):
+    """A norm's value before it is rounded: as a product with a norm has it, scaled values first."""
+    return (wide * by).to(dtype).to(tl.float32) * factor
 
 
 @triton.jit

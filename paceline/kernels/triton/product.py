@@ -175,6 +175,6 @@ def fold(x, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE: tl.con
     columns = tl.arange(0, WIDE)
     values = tl.load(x + row * x_stride + columns, mask=columns < K, other=0.0)
     by = tl.load(scale + columns, mask=columns < K, other=0.0)
-    tl.store(factors + row + tl.arange(0, 1), row_factor(x + row * x_stride, eps, K))
+    tl.store(factors + row + tl.arange(0, 1), row_factor(x + row * x_stride, None, eps, K))
     made = (values.to(tl.float32) * by.to(tl.float32)).to(scaled.dtype.element_ty)
     tl.store(scaled + row * K + columns, made, mask=columns < K)
