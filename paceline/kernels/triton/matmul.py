@@ -1,0 +1,128 @@
+"""Matrix products in Triton, with what stands around them in a layer: `matmul`, `logits`, `logits_best`.
+
+Every result is row-invariant: bits depend on a row and the weight, neither on how many rows there are nor on the tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from paceline.kernels.ops import ACTIVATIONS
+from paceline.kernels.triton import product
+from paceline.kernels.triton.device import INTERPRETED, PDL, launching
+from paceline.kernels.triton.tiles import Shape, Tile, find_tile
+
+FOLD_ROWS = 16  # beyond so many rows a norm is made once, by a kernel of its own: the same bits
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An rms norm in front of a product."""
+
+    weight: Tensor  # [K]
+    eps: float
+
+
+def matmul(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    norm: Norm | None = None,
+    residual: Tensor | None = None,
+    gate: str | None = None,
+) -> Tensor:
+    """x [T, K] · weight [N, K]ᵀ → [T, N] in x's dtype, summed in float32 and rounded once, at the very end.
+
+    norm: rows are rms-normed first: x · norm.weight is rounded to x's dtype, the sum is multiplied by the row's factor.
+    gate: weight is [2N, K], and the result is activation(first half) · second half. residual [T, N] is added last.
+    """
+    if gate is not None and gate not in ACTIVATIONS:
+        raise ValueError(f"gate must be one of {', '.join(ACTIVATIONS)}, not {gate!r}")
+    width = weight.shape[0] if gate is None else weight.shape[0] // 2
+    out = torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
+    _launch(x, weight, out, _Around(bias, norm, residual, gate))
+    return out
+
+
+def logits(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
+    """x [R, K] · weight [V, K]ᵀ → [R, V] float32, unrounded."""
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+    _launch(x, weight, out, _Around(norm=norm))
+    return out
+
+
+def logits_best(x: Tensor, weight: Tensor, norm: Norm | None = None) -> tuple[Tensor, Tensor]:
+    """`logits`, and [R] int64 the lowest id of each row's largest: -1 where none is above -inf or one is NaN."""
+    rows, width = x.shape[0], weight.shape[0]
+    out = torch.empty(rows, width, dtype=torch.float32, device=x.device)
+    tile = _tile(x, weight, False, norm)
+    blocks = triton.cdiv(width, tile.n)
+    values = torch.empty(rows, blocks, dtype=torch.float32, device=x.device)
+    ids = torch.empty(rows, blocks, dtype=torch.int32, device=x.device)
+    _launch(x, weight, out, _Around(norm=norm, bests=(values, ids)))
+    best = torch.empty(rows, dtype=torch.int64, device=x.device)
+    if rows:
+        size = triton.next_power_of_2(blocks)
+        product.find_best[(rows,)](values, ids, best, blocks, BLOCKS=size, PDL=PDL, **launching(4))
+    return out, best
+
+
+def fold(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """(x · norm.weight in x's dtype [T, K], the rows' factors [T] float32): the parts a normed product is made of."""
+    rows, width = x.shape
+    scaled = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    factors = torch.empty(rows, dtype=torch.float32, device=x.device)
+    if rows:
+        product.fold[(rows,)](
+            x, norm.weight, scaled, factors, x.stride(0), norm.eps,
+            K=width, WIDE=triton.next_power_of_2(width), PDL=PDL, **launching(4),
+        )  # fmt: skip
+    return scaled, factors
+
+
+@dataclass(frozen=True)
+class _Around:
+    """What is done on the way."""
+
+    bias: Tensor | None = None
+    norm: Norm | None = None
+    residual: Tensor | None = None
+    gate: str | None = None
+    bests: tuple[Tensor, Tensor] | None = None
+
+
+def _tile(x: Tensor, weight: Tensor, gate: bool, norm: Norm | None) -> Tile:
+    folded = norm is not None and x.shape[0] <= FOLD_ROWS
+    shape = Shape(weight.shape[0] // 2 if gate else weight.shape[0], weight.shape[1], gate, folded)
+    return find_tile(x.shape[0], shape, x.dtype)
+
+
+def _launch(x: Tensor, weight: Tensor, out: Tensor, around: _Around) -> None:
+    (rows, depth), width = x.shape, out.shape[1]
+    if x.dtype != weight.dtype or depth != weight.shape[1] or x.stride(1) != 1 or weight.stride(1) != 1:
+        raise ValueError(
+            "a product needs rows [T, K] and a weight [N, K] of one dtype, each row's values side by side; given "
+            f"{x.dtype} {tuple(x.shape)} and {weight.dtype} {tuple(weight.shape)}"
+        )
+    if not rows:
+        return
+    norm, tile = around.norm, _tile(x, weight, around.gate is not None, around.norm)
+    kind, factors = product.PLAIN, None
+    if norm is not None and rows > FOLD_ROWS:
+        kind, (x, factors) = product.FACTORS, fold(x, norm)
+    elif norm is not None:
+        kind = product.FOLDED
+    values, ids = around.bests or (None, None)
+    residual = around.residual
+    grid = (triton.cdiv(rows, tile.m) * triton.cdiv(width, tile.n),)
+    product.product[grid](
+        x, weight, out, around.bias, residual, None if norm is None else norm.weight, factors, values, ids,
+        rows, width, x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0),
+        0.0 if norm is None else norm.eps,
+        K=depth, NORM=kind, GATE=around.gate or "", BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
+        GROUP=tile.group, AHEAD=tile.ahead, PDL=PDL, WIDEN=INTERPRETED, **launching(tile.warps, tile.stages),
+    )  # fmt: skip

@@ -1,0 +1,180 @@
+"""The matrix product's kernel: one float32 sum for each value, over k in ascending order, whatever the tile.
+
+So a row's bits depend on the row and the weight alone. What comes in front of the product (an rms norm) and behind it
+(bias, gate, residual, the best of a row) is done on the way, in float32, and rounded once.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from paceline.kernels.triton.arithmetic import activate, factor_of, row_factor
+from paceline.kernels.triton.device import begin, prefetch
+
+PLAIN, FOLDED, FACTORS = 0, 1, 2  # no norm; made here; made by `fold`: rows are scaled, factors given
+
+
+@triton.jit
+def dot(a, b, total, WIDEN: tl.constexpr):
+    """The interpreter knows no product of bfloat16: there both are widened, which loses nothing."""
+    if WIDEN:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, total, input_precision="ieee")
+
+
+@triton.jit
+def place(T, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
+    """A program's tile: programs that run together share GROUP tiles of rows, so that weights are read once."""
+    number = tl.program_id(0)
+    tall, wide = tl.cdiv(T, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    group = number // (GROUP * wide)
+    height = tl.minimum(tall - group * GROUP, GROUP)
+    within = number % (GROUP * wide)
+    return group * GROUP + within % height, within // height
+
+
+@triton.jit
+def prefetch_rows(w, row_numbers, stride, K: tl.constexpr, LINES: tl.constexpr):
+    """The first lines of some of the weight's rows: no kernel writes them."""
+    at = tl.arange(0, LINES) * 64
+    prefetch(w + row_numbers[:, None] * stride + tl.minimum(at, K - 1)[None, :])
+
+
+@triton.jit
+def leave_best(values, ids, acc, cols, N, number, blocks, rows, T):
+    """A block's largest value of each row and the lowest id that has it; id -2 where there is a NaN."""
+    inside, number_like = (cols < N)[None, :], acc == acc
+    wrong = tl.max(tl.where(inside & ~number_like, 1, 0), axis=1)
+    seen = tl.where(inside & number_like, acc, float("-inf"))
+    best = tl.max(seen, axis=1)
+    winner = tl.min(tl.where((seen == best[:, None]) & inside, cols[None, :], 2147483647), axis=1)
+    at = rows.to(tl.int64) * blocks + number
+    tl.store(values + at, best, mask=rows < T)
+    tl.store(ids + at, tl.where(wrong > 0, -2, winner), mask=rows < T)
+
+
+@triton.jit(do_not_specialize=["T"])
+def product(
+    x,  # [T, K]
+    w,  # [N, K]; with a gate [2N, K]
+    out,  # [T, N]
+    bias,
+    residual,  # [T, N]
+    scale,  # [K] the norm's weight
+    factors,  # [T] float32
+    best_values,  # [T, blocks] float32
+    best_ids,  # [T, blocks] int32
+    T,
+    N,
+    x_stride,
+    w_stride,
+    residual_stride,
+    eps,
+    K: tl.constexpr,
+    NORM: tl.constexpr,
+    GATE: tl.constexpr,  # an activation's name or ""
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    AHEAD: tl.constexpr,  # lines of each weight row asked for before the kernel waits
+    PDL: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    tile_row, tile_col = place(T, N, BLOCK_M, BLOCK_N, GROUP)
+    rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
+    lanes = tl.arange(0, BLOCK_K)
+    there = (rows < T)[:, None]
+    # Columns beyond the last read the last one again; nothing is stored for them.
+    weight_rows = tl.minimum(cols, N - 1).to(tl.int64)
+    x_at = x + rows.to(tl.int64)[:, None] * x_stride + lanes[None, :]
+    w_at = w + weight_rows[None, :] * w_stride + lanes[:, None]
+    up_at = w_at + N.to(tl.int64) * w_stride
+    if PDL and AHEAD > 0:
+        prefetch_rows(w, weight_rows, w_stride, K, AHEAD)
+        if GATE != "":
+            prefetch_rows(w, weight_rows + N, w_stride, K, AHEAD)
+    begin(PDL)
+
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    squares = tl.zeros((BLOCK_M, BLOCK_K if NORM == 1 else 16), dtype=tl.float32)
+    EVEN: tl.constexpr = K % BLOCK_K == 0
+    WEIGHTS: tl.constexpr = "evict_first" if BLOCK_M <= 64 else ""
+    for step in range(tl.cdiv(K, BLOCK_K)):
+        if EVEN:
+            a = tl.load(x_at, mask=there, other=0.0, eviction_policy="evict_last")
+            b = tl.load(w_at, eviction_policy=WEIGHTS)
+        else:
+            inside = step * BLOCK_K + lanes < K
+            a = tl.load(x_at, mask=there & inside[None, :], other=0.0, eviction_policy="evict_last")
+            b = tl.load(w_at, mask=inside[:, None], other=0.0, eviction_policy=WEIGHTS)
+        if NORM == 1:
+            wide = a.to(tl.float32)
+            squares += wide * wide
+            if EVEN:
+                by = tl.load(scale + step * BLOCK_K + lanes)
+            else:
+                by = tl.load(scale + step * BLOCK_K + lanes, mask=inside, other=0.0)
+            a = (wide * by.to(tl.float32)[None, :]).to(a.dtype)
+        acc = dot(a, b, acc, WIDEN)
+        if GATE != "":
+            if EVEN:
+                c = tl.load(up_at, eviction_policy=WEIGHTS)
+            else:
+                c = tl.load(up_at, mask=inside[:, None], other=0.0, eviction_policy=WEIGHTS)
+            up = dot(a, c, up, WIDEN)
+            up_at += BLOCK_K
+        x_at += BLOCK_K
+        w_at += BLOCK_K
+
+    stored = there & (cols < N)[None, :]
+    if NORM != 0:
+        if NORM == 1:
+            factor = factor_of(squares, eps, BLOCK_M, K)
+        else:
+            factor = tl.load(factors + rows, mask=rows < T, other=0.0)
+        acc *= factor[:, None]
+        up *= factor[:, None]
+    if bias is not None:
+        acc += tl.load(bias + weight_rows).to(tl.float32)[None, :]
+        if GATE != "":
+            up += tl.load(bias + N + weight_rows).to(tl.float32)[None, :]
+    if GATE != "":
+        acc = activate(acc, GATE) * up
+    if residual is not None:
+        at = rows.to(tl.int64)[:, None] * residual_stride + cols[None, :]
+        acc += tl.load(residual + at, mask=stored, other=0.0).to(tl.float32)
+    at = rows.to(tl.int64)[:, None] * N + cols[None, :]
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=stored)
+    if best_values is not None:
+        leave_best(best_values, best_ids, acc, cols, N, tile_col, tl.cdiv(N, BLOCK_N), rows, T)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def find_best(values, ids, out, blocks, BLOCKS: tl.constexpr, PDL: tl.constexpr):
+    """One row's best of all blocks: of equals the lowest id; -1 where nothing is above -inf or a NaN was seen."""
+    row = tl.program_id(0).to(tl.int64)
+    begin(PDL)
+    at = tl.arange(0, BLOCKS)
+    inside = at < blocks
+    value = tl.load(values + row * blocks + at, mask=inside, other=float("-inf"))
+    number = tl.load(ids + row * blocks + at, mask=inside, other=2147483647)
+    best = tl.max(value, axis=0)
+    winner = tl.min(tl.where(value == best, number, 2147483647), axis=0)
+    sound = (best > float("-inf")) & (tl.min(number, axis=0) >= 0)
+    tl.store(out + row, tl.where(sound, winner, -1).to(tl.int64))
+
+
+@triton.jit
+def fold(x, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr):
+    """What `product` does to a row in front of the sum, once for all programs, with the same bits."""
+    row = tl.program_id(0).to(tl.int64)
+    begin(PDL)
+    columns = tl.arange(0, WIDE)
+    values = tl.load(x + row * x_stride + columns, mask=columns < K, other=0.0)
+    by = tl.load(scale + columns, mask=columns < K, other=0.0)
+    tl.store(factors + row + tl.arange(0, 1), row_factor(x + row * x_stride, None, eps, K))
+    made = (values.to(tl.float32) * by.to(tl.float32)).to(scaled.dtype.element_ty)
+    tl.store(scaled + row * K + columns, made, mask=columns < K)

@@ -1,0 +1,136 @@
+"""What is done to rows between products: norms and activations; to their heads in `heads.py`, by the same names here.
+
+One program has one row (or a part of one), so nothing depends on the other rows. Sums are made in the order of
+`arithmetic.py`; a norm here and one in front of a product (`matmul`) are made of the same scaled values and factors.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.ops import ACTIVATIONS
+from paceline.kernels.triton.arithmetic import activate, add, factor_of, normed, row_factor, sum_lanes
+from paceline.kernels.triton.device import PDL, begin, launching
+from paceline.kernels.triton.heads import HeadNorms, head_norm, rope, turn
+
+__all__ = ["HeadNorms", "activation", "add_rms", "gated", "head_norm", "layer_norm", "rms_norm", "rope", "turn"]
+
+WIDTH = 1024  # columns that a program of an activation has
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
+    """x [T, K] · weight in x's dtype, then times the row's factor: rounded once more, with the bias in it."""
+    return _norm(x, None, weight, eps, bias)[1]
+
+
+def add_rms(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + y in x's dtype, and the norm of that: `rms_norm`'s bits."""
+    return _norm(x, y, weight, eps, None)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """In float32, rounded once."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if len(x):
+        _layer_norm[(len(x),)](
+            x, weight, bias, out, x.stride(0), eps, K=x.shape[1], WIDE=_wide(x), PDL=PDL, **launching(4)
+        )
+    return out
+
+
+def activation(x: Tensor, kind: str) -> Tensor:
+    """[T, I], in float32 and rounded once."""
+    return _activate(x, x.shape[1], kind, False)
+
+
+def gated(x: Tensor, kind: str) -> Tensor:
+    """activation(first half) · second half: [T, 2I] → [T, I], in float32 and rounded once."""
+    return _activate(x, x.shape[1] // 2, kind, True)
+
+
+def _wide(x: Tensor) -> int:
+    return int(triton.next_power_of_2(x.shape[1]))
+
+
+def _norm(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    total = x if y is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if len(x):
+        _rms_norm[(len(x),)](
+            x, y, total, weight, bias, out, x.stride(0), 0 if y is None else y.stride(0), eps,
+            K=x.shape[1], WIDE=_wide(x), PDL=PDL, **launching(4),
+        )  # fmt: skip
+    return total, out
+
+
+def _activate(x: Tensor, width: int, kind: str, gate: bool) -> Tensor:
+    if kind not in ACTIVATIONS:
+        raise ValueError(f"an activation must be one of {', '.join(ACTIVATIONS)}, not {kind!r}")
+    out = torch.empty(len(x), width, dtype=x.dtype, device=x.device)
+    if len(x):
+        grid = len(x), triton.cdiv(width, WIDTH)
+        _activation[grid](x, out, width, x.stride(0), KIND=kind, GATE=gate, WIDTH=WIDTH, PDL=PDL, **launching(4))
+    return out
+
+
+@triton.jit
+def _rms_norm(
+    x, y, total, weight, bias, out, x_stride, y_stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, WIDE)
+    inside = columns < K
+    by = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    begin(PDL)
+    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
+    if y is not None:
+        values = add(values, tl.load(y + row * y_stride + columns, mask=inside, other=0.0))
+        factor = row_factor(x + row * x_stride, y + row * y_stride, eps, K)
+        tl.store(total + row * K + columns, values, mask=inside)
+    else:
+        factor = row_factor(x + row * x_stride, None, eps, K)
+    made = normed(values.to(tl.float32), by, factor, values.dtype)
+    if bias is not None:
+        made += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * K + columns, made.to(values.dtype), mask=inside)
+
+
+@triton.jit
+def _layer_norm(x, weight, bias, out, x_stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, WIDE)
+    inside = columns < K
+    by = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    begin(PDL)
+    wide = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    lanes = tl.arange(0, 128)[None, :]
+    sums = tl.zeros((1, 128), dtype=tl.float32)
+    for step in tl.static_range((K + 127) // 128):
+        at = step * 128 + lanes
+        sums += tl.load(x + row * x_stride + at, mask=at < K, other=0.0).to(tl.float32)
+    mean = sum_lanes(sums, 1) * (1.0 / K)
+    squares = tl.zeros((1, 128), dtype=tl.float32)
+    for step in tl.static_range((K + 127) // 128):
+        at = step * 128 + lanes
+        apart = tl.load(x + row * x_stride + at, mask=at < K, other=0.0).to(tl.float32) - mean[:, None]
+        squares += tl.where(at < K, apart * apart, 0.0)
+    made = (wide - mean) * factor_of(squares, eps, 1, K) * by + shift
+    tl.store(out + row * K + columns, made.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _activation(
+    x, out, width, x_stride, KIND: tl.constexpr, GATE: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = columns < width
+    begin(PDL)
+    made = activate(tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32), KIND)
+    if GATE:
+        made *= tl.load(x + row * x_stride + width + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + columns, made.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,210 @@
+"""Matrix products in Triton: against float64, and a row's bits whatever is computed with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.kernels.ops import ACTIVATIONS, activate
+from paceline.sampling.verify import argmax
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # numpy of an infinity
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+
+
+def rows_of(device: torch.device, *shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return made.to(dtype).to(device)
+
+
+def whole(device: torch.device, *shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Small whole numbers: every order of summing them is exact, so that on a CPU only places can go wrong."""
+    made = torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed))
+    return made.to(dtype).to(device)
+
+
+def make(device: torch.device, *shape: int, seed: int = 0) -> Tensor:
+    """Where a device sums by itself its order is what is tested."""
+    maker: Any = rows_of if device.type == "cuda" else whole
+    made: Tensor = maker(device, *shape, seed=seed, dtype=torch.bfloat16)
+    return made
+
+
+def rounded(wide: Tensor, dtype: torch.dtype) -> Tensor:
+    """As kernels do: Triton's interpreter cuts the bits off that bfloat16 does not have."""
+    if wide.device.type == "cpu" and dtype == torch.bfloat16:
+        wide = (wide.view(torch.int32) & -(1 << 16)).view(torch.float32)
+    return wide.to(dtype)
+
+
+def expected(x: Tensor, weight: Tensor, **around: Any) -> Tensor:
+    """The same in float64, rounded where the contract rounds."""
+    given, factor = x, torch.ones(len(x), 1, dtype=torch.float64, device=x.device)
+    norm = around.get("norm")
+    if norm is not None:
+        given = rounded(x.float() * norm.weight.float(), x.dtype)
+        factor = torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + norm.eps)
+    made = given.double() @ weight.double().T * factor
+    if around.get("bias") is not None:
+        made = made + around["bias"].double()
+    if around.get("gate"):
+        first, second = made.chunk(2, dim=-1)
+        made = activate(first, around["gate"]) * second
+    if around.get("residual") is not None:
+        made = made + around["residual"].double()
+    return made
+
+
+def check(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+    assert got.dtype == dtype
+    assert got.shape == wanted.shape
+    size = wanted.abs().max().item() * (2 if got.device.type == "cpu" else 1)  # see `rounded`
+    assert (got.double() - wanted).abs().max().item() <= size * ROUNDING[dtype] + 1e-6
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 40, 64), (17, 96, 200), (70, 33, 130)])
+def test_a_product_is_that_of_float64_rounded_once(
+    device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]
+) -> None:
+    from paceline.kernels.triton.matmul import matmul
+
+    rows, columns, depth = shape
+    x, weight = rows_of(device, rows, depth, dtype=dtype), rows_of(device, columns, depth, seed=1, dtype=dtype)
+    check(matmul(x, weight), expected(x, weight), dtype)
+
+
+@pytest.mark.parametrize("rows", [3, 17])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_bias_gate_and_residual_are_part_of_the_product(
+    device: torch.device, dtype: torch.dtype, rows: int
+) -> None:
+    from paceline.kernels.triton.matmul import Norm, matmul
+
+    x, weight = rows_of(device, rows, 192, dtype=dtype), rows_of(device, 80, 192, seed=1, dtype=dtype)
+    norm = Norm(1 + 0.1 * rows_of(device, 192, seed=2, dtype=dtype), 1e-5)
+    bias, residual = rows_of(device, 80, seed=3, dtype=dtype), rows_of(device, rows, 90, seed=4, dtype=dtype)
+    for around in (
+        {"norm": norm},
+        {"bias": bias, "residual": residual[:, :80]},
+        {"norm": norm, "bias": bias, "gate": "silu", "residual": residual[:, 50:]},
+    ):
+        check(matmul(x, weight, **around), expected(x, weight, **around), dtype)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gate", ACTIVATIONS)
+def test_every_activation_can_be_the_gate(device: torch.device, gate: str) -> None:
+    from paceline.kernels.triton.matmul import matmul
+
+    x, weight = 3 * rows_of(device, 2, 16), rows_of(device, 32, 16, seed=1)
+    check(matmul(x, weight, gate=gate), expected(x, weight, gate=gate), torch.float32)
+
+
+def test_a_row_has_the_same_bits_however_many_are_computed(device: torch.device) -> None:
+    from paceline.kernels.triton.matmul import Norm, matmul
+
+    real = device.type == "cuda"
+    depth, columns, counts = (1024, 512, (1, 8, 16, 17, 64, 128, 300)) if real else (192, 32, (1, 17, 65))
+    x, weight = make(device, counts[-1], depth), make(device, columns, depth, seed=1)
+    norm = Norm(make(device, depth, seed=2), 1e-5)
+    for around in ({}, {"norm": norm}, {"gate": "silu"}):
+        all_rows = matmul(x, weight, **around)  # type: ignore[arg-type]
+        for count in counts[:-1]:
+            assert torch.equal(matmul(x[:count], weight, **around), all_rows[:count])  # type: ignore[arg-type]
+
+
+def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.kernels.triton import matmul as module
+    from paceline.kernels.triton.tiles import Tile
+
+    x, weight = make(device, 20, 384), make(device, 72, 384, seed=1)
+    norm = module.Norm(make(device, 384, seed=2), 1e-5)
+    tiles = [Tile(16, 16, 64), Tile(16, 64, 128, warps=8, stages=3), Tile(32, 32, 256, group=1), Tile(128, 64, 64)]
+    made = []
+    for tile in tiles:
+        monkeypatch.setattr(module, "_tile", lambda *given, tile=tile: tile)
+        made.append(torch.cat([module.matmul(x, weight), module.matmul(x, weight, norm=norm)]))
+    assert all(torch.equal(one, made[0]) for one in made)
+
+
+def test_a_norm_made_once_and_one_made_in_every_program_are_the_same(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.kernels.triton import matmul as module
+
+    # Values of all sizes: the order of the squares shows in the last bits, also on a CPU.
+    x = rows_of(device, 7, 576, dtype=torch.bfloat16)
+    weight = torch.zeros(16, 576, dtype=torch.bfloat16, device=device)
+    weight[:, 5] = 1
+    norm = module.Norm(1 + 0.1 * rows_of(device, 576, seed=2, dtype=torch.bfloat16), 1e-6)
+    on_the_way = module.logits(x, weight, norm)
+    scaled, factors = module.fold(x, norm)
+    monkeypatch.setattr(module, "FOLD_ROWS", 0)
+    assert torch.equal(module.logits(x, weight, norm), on_the_way)
+    assert torch.equal(scaled[:, 5].float() * factors, on_the_way[:, 0])
+    wanted = torch.rsqrt(x.double().pow(2).mean(-1) + norm.eps)
+    assert (factors.double() / wanted - 1).abs().max() < 1e-6
+
+
+def test_the_squares_of_a_row_are_summed_in_the_order_that_is_written_down(device: torch.device) -> None:
+    from paceline.kernels.triton.matmul import Norm, fold
+
+    x = rows_of(device, 2, 300, dtype=torch.float32)
+    lanes = torch.zeros(2, 128, device=device)
+    for start in range(0, 300, 128):
+        part = x[:, start : start + 128] ** 2
+        lanes[:, : part.shape[1]] += part
+    while lanes.shape[1] > 1:
+        lanes = lanes[:, 0::2] + lanes[:, 1::2]
+    factors = fold(x, Norm(torch.ones(300, device=device), 1e-5))[1]
+    wanted = torch.rsqrt(lanes[:, 0] * torch.tensor(1 / 300, dtype=torch.float32) + 1e-5)
+    exact = torch.equal if device.type == "cpu" else torch.allclose  # a GPU's rsqrt is its own
+    assert exact(factors, wanted)
+
+
+def test_logits_are_float32_and_the_best_is_the_lowest_of_equals(device: torch.device) -> None:
+    from paceline.kernels.triton.matmul import logits, logits_best
+
+    x, weight = whole(device, 9, 64), whole(device, 150, 64, seed=1)
+    weight[140] = weight[3]
+    x[4] = weight[3] * 3
+    x[5], x[6], x[7, 0] = 0, float("nan"), float("inf")
+    made, best = logits_best(x, weight)
+    assert made.dtype == torch.float32
+    assert torch.equal(made[:6], x[:6].float() @ weight.float().T)
+    assert torch.equal(torch.nan_to_num(made, 7.0), torch.nan_to_num(logits(x, weight), 7.0))
+    assert torch.equal(best.cpu(), argmax(made.cpu()))
+    assert best[[4, 5, 6]].tolist() == [3, 0, -1]
+
+
+def test_a_row_with_nothing_above_minus_infinity_has_no_best(device: torch.device) -> None:
+    from paceline.kernels.triton.matmul import logits_best
+
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0]], device=device).repeat(1, 8)
+    weight = torch.zeros(40, 16, device=device)
+    weight[:, 0] = float("-inf")
+    assert logits_best(x[:1], weight)[1].tolist() == [-1]
+
+
+def test_rows_apart_in_memory_and_no_rows_at_all(device: torch.device) -> None:
+    from paceline.kernels.triton.matmul import logits_best, matmul
+
+    x, weight = whole(device, 3, 96), whole(device, 16, 32, seed=1)
+    assert torch.equal(matmul(x[:, 32:64], weight), matmul(x[:, 32:64].contiguous(), weight))
+    assert matmul(x[:0, :32], weight).shape == (0, 16)
+    assert logits_best(x[:0, :32], weight)[1].shape == (0,)
+
+
+def test_what_cannot_be_multiplied_is_refused_in_one_sentence(device: torch.device) -> None:
+    from paceline.kernels.triton.matmul import matmul
+
+    x, weight = whole(device, 3, 32), whole(device, 16, 32)
+    with pytest.raises(ValueError, match="of one dtype"):
+        matmul(x.float(), weight)
+    with pytest.raises(ValueError, match="gate must be one of silu, gelu_new"):
+        matmul(x, weight, gate="swish")
