@@ -1,0 +1,196 @@
+"""Paged attention: prompt chunks, decoding rows, chains and trees in one kernel family (`looking.py`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.ops import Heads, LayerCache, Layout, Span
+from paceline.kernels.triton import looking
+from paceline.kernels.triton.interpreter import mend
+
+mend()
+
+# They are part of the arithmetic: a row's bits depend on them, on no other size here.
+BLOCK, CHUNK = 64, 512
+
+PROGRAMS = 264  # two for each multiprocessor of an H200: fewer leave it idle
+LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
+AHEAD = 8  # chunks whose partial results are read at once
+LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a layer looks: a score s is scale · (q · k), under a softcap c then c · tanh(s / c)."""
+
+    heads: Heads
+    scale: float
+    softcap: float | None = None
+    window: int | None = None
+
+
+@dataclass
+class Tiles:
+    """Which rows go together: neighbours of one sequence. On the device and of fixed size: a graph replays them."""
+
+    first: Tensor  # [G] int64 a tile's first row
+    count: Tensor  # [G] int64 its rows; 0: nothing to do
+    rows: int  # no tile has more
+    splits: int  # programs that share the chunks of a tile: more than one where few tiles must fill the chip
+    chunks: int  # no row's positions go further than so many chunks: the size of what the programs leave one another
+
+
+def tiles_of(spans: Sequence[Span], device: torch.device, kv_heads: int) -> list[Tiles]:
+    """The host's spans as tiles, sent at once: short spans as they are, long ones (prompt chunks) cut."""
+    short = [(span.row, span.num_rows) for span in spans if 0 < span.num_rows < LONG]
+    long = [
+        (span.row + cut, min(LONG, span.num_rows - cut))
+        for span in spans
+        if span.num_rows >= LONG
+        for cut in reversed(range(0, span.num_rows, LONG))  # those who see most begin first
+    ]
+    pairs = torch.tensor([*short, *long], dtype=torch.int64).view(-1, 2).t().contiguous()
+    if device.type == "cuda":
+        pairs = pairs.pin_memory()
+    first, count = pairs.to(device, non_blocking=True)
+    chunks = chunks_of(max((span.reach for span in spans), default=0))
+    made = []
+    for at, end, part in ((0, len(short), short), (len(short), len(short) + len(long), long)):
+        if part:
+            rows = max(rows for _, rows in part)
+            splits = splits_of(len(part), kv_heads, chunks)
+            made.append(Tiles(first[at:end], count[at:end], rows, splits, chunks))
+    return made
+
+
+def chunks_of(reach: int) -> int:
+    """How many chunks so many positions are cut into."""
+    return max(1, -(-reach // CHUNK))
+
+
+def splits_of(num_tiles: int, kv_heads: int, chunks: int) -> int:
+    """Programs a tile's chunks are shared by, so that few tiles fill the chip too."""
+    return max(1, min(chunks, -(-PROGRAMS // max(1, num_tiles * kv_heads))))
+
+
+def attend(
+    q: Tensor, cache: LayerCache, layout: Layout, tiles: Iterable[Tiles], look: Look, last: Tensor | None = None
+) -> Tensor:
+    """q [T, heads·D] → [T, heads·Dv]: rows of the tiles look at what the layout lets them see; others stay undefined.
+
+    last [T]: row t sees the positions up to last[t], none hidden and each at its own place, whatever the layout says of
+    them (cross attention). A row that sees nothing gets zeros.
+    A layer of one part is a latent one: every head looks at the same keys, whose last Dv values are the values.
+    """
+    heads = look.heads
+    if q.shape[1] != heads.num_heads * heads.head_dim or q.stride(1) != 1:
+        raise ValueError(f"queries must be rows of {heads.num_heads} · {heads.head_dim} values, not {tuple(q.shape)}")
+    if not look.scale > 0:
+        raise ValueError(f"a layer's scale must be above 0, not {look.scale}")
+    out = q.new_empty(q.shape[0], heads.num_heads * heads.value_width)
+    for some in tiles:
+        _launch(q, cache, out, some, _seen(layout, look, last), _shape(look, len(cache) == 1))
+    return out
+
+
+def _launch(
+    q: Tensor, cache: LayerCache, out: Tensor, tiles: Tiles, seen: dict[str, Any], shape: dict[str, Any]
+) -> None:
+    keys, values = cache[0], cache[-1]
+    chunks, splits = tiles.chunks, min(tiles.splits, tiles.chunks)
+    num_heads, wide = shape["HEADS"], shape["WIDE"]
+    kv_heads = num_heads // shape["GROUP"]
+    partial = stats = out  # where nothing is left for another program
+    if splits > 1:
+        partial = out.new_empty(q.shape[0] * num_heads * chunks * wide, dtype=torch.float32)
+        stats = out.new_empty(q.shape[0] * num_heads * chunks * 2, dtype=torch.float32)
+    pairs = tiles.rows * shape["GROUP"]
+    m, options = _config(pairs, shape, seen["TREE"])
+    subs = -(-pairs // m)
+    looking.look[(len(tiles.first) * subs, kv_heads, splits)](
+        q_at=q, k_at=keys, v_at=values, out_at=out, partial=partial, stats=stats,
+        tile_first=tiles.first, tile_count=tiles.count,
+        q_stride=q.stride(0), k_stride=keys.stride(0), k_head=keys.stride(1),
+        v_stride=values.stride(0), v_head=values.stride(1),
+        subs=subs, splits=splits, chunks=chunks, M=m, BLOCK=BLOCK, CHUNK=CHUNK, SPLIT=splits > 1,
+        **seen, **shape, **options,
+    )  # fmt: skip
+    if splits > 1:
+        looking.combine[(len(tiles.first) * tiles.rows, num_heads)](
+            out, partial, stats, seen["ends"], seen["firsts"], tiles.first, tiles.count, tiles.rows, chunks,
+            HEADS=num_heads, WIDE=wide, WIDE_PAD=shape["WIDE_PAD"], CHUNK=CHUNK, AHEAD=AHEAD,
+            END=seen["END"], FIRST=seen["FIRST"], WINDOW=seen["WINDOW"], num_warps=1,
+        )  # fmt: skip
+
+
+def _seen(layout: Layout, look: Look, last: Tensor | None) -> dict[str, Any]:
+    """The kernels' arguments that say what rows see and where it lies."""
+    if last is not None:
+        layout = replace(layout, positions=last, first=None, path=None, until=None)
+    ends = layout.positions if layout.until is None else layout.until
+    path = layout.path if layout.path is not None and layout.path.shape[1] else None
+    table = layout.page_table
+    return {
+        "slots": layout.slots,
+        "ends": ends,
+        "END": int(layout.until is not None),
+        "firsts": ends if layout.first is None else layout.first,
+        "FIRST": layout.first is not None,
+        "WINDOW": 0 if look.window is None else look.window,
+        "bases": layout.tree_base,
+        "path": ends if path is None else path,
+        "path_stride": 0 if path is None else path.stride(0),
+        "depth": 0 if path is None else path.shape[1],
+        "TREE": path is not None,
+        "table": table,
+        "table_stride": table.stride(0),
+        "PAGE": layout.block_size,
+    }
+
+
+def _shape(look: Look, latent: bool) -> dict[str, Any]:
+    """The kernels' arguments that say what a layer is like.
+
+    A head's keys meet its query in two pieces: a power of two of values, then what is left. In a latent layer the first
+    piece is what the values are too.
+    """
+    heads, wide = look.heads, look.heads.value_width
+    main = wide if latent else 1 << (heads.head_dim.bit_length() - 1)
+    tail = heads.head_dim - main
+    cap = look.softcap
+    return {
+        "HEADS": heads.num_heads,
+        "GROUP": heads.num_heads // heads.num_kv_heads,
+        "MAIN": main,
+        "TAIL": tail,
+        "MAIN_AT": tail if latent else 0,
+        "TAIL_AT": 0 if latent else main,
+        "WIDE": wide,
+        "MAIN_PAD": _padded(main),
+        "TAIL_PAD": _padded(tail),
+        "WIDE_PAD": _padded(wide),
+        "LATENT": latent,
+        "CAPPED": cap is not None,
+        "factor": (look.scale if cap is None else cap) * LOG2E,
+        "inner": 0.0 if cap is None else 2 * LOG2E * look.scale / cap,
+    }
+
+
+def _padded(width: int) -> int:
+    """No dimension of a product is shorter than 16, and all are powers of two."""
+    return max(16, 1 << (width - 1).bit_length() if width else 0)
+
+
+def _config(pairs: int, shape: dict[str, Any], tree: bool) -> tuple[int, dict[str, int]]:
+    """How many (row, head) pairs a program has, and how it is compiled. Bits do not depend on it."""
+    wide = max(shape["WIDE_PAD"], shape["MAIN_PAD"])
+    # A tree's rows are looked at one after another, so a program has few; a wide head's sums fill the registers.
+    most = 16 if tree or wide > 256 else 64 if wide > 128 else 128
+    m = min(most, _padded(pairs))
+    return m, {"num_warps": 8 if m == 128 or wide > 128 else 4, "num_stages": 1 if wide > 256 else 2}

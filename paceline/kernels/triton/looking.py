@@ -1,0 +1,248 @@
+"""Attention's device code. One arithmetic for every row, whatever is computed with it:
+
+Positions are cut into blocks, and blocks into chunks, at absolute positions. A chunk begins afresh (m = -inf, total and
+acc 0); its blocks follow in ascending order: m is the largest score so far, p = 2^(score - m) rounded to the queries'
+dtype, total and acc are chained products of p with ones and with the values, scaled by 2^(old m - m) before each block.
+Chunks are merged in ascending order (`merge`). Sums are left to `tl.dot`, which chains over k in ascending order in
+tiles of every size: `tl.sum` follows the tile's layout. Multiply-adds are written out (`tl.fma`), so that no compiler
+fuses them here and not there. A position that a row does not see adds an exact zero.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+COLUMNS = tl.constexpr(16)  # of ones: the narrowest product; all columns hold the same sum
+NOWHERE = tl.constexpr(1 << 30)  # behind every position
+
+
+@triton.jit
+def merge(m, total, acc, m2, total2, acc2):
+    """What a row has seen, and then what the next chunk saw."""
+    new = tl.maximum(m, m2)
+    safe = tl.where(new == float("-inf"), 0.0, new)  # a row that saw nothing yet
+    a, b = tl.exp2(m - safe), tl.exp2(m2 - safe)
+    return new, tl.fma(total, a, total2 * b), tl.fma(acc, a[:, None], acc2 * b[:, None])
+
+
+@triton.jit
+def normalise(total, acc):
+    """acc / total; zeros for a row that saw nothing."""
+    return acc * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+
+
+@triton.jit
+def bend(s, inner, CAPPED: tl.constexpr):
+    """tanh(s · scale / cap) under a soft cap; the cap itself is part of `factor`."""
+    if CAPPED:
+        s = 1.0 - 2.0 / (tl.exp2(s * inner) + 1.0)
+    return s
+
+
+@triton.jit
+def soften(s, m, factor):
+    """Masked scores [M, BLOCK] → p, the new m, and what scales all that came before."""
+    new = tl.maximum(m, tl.max(s, 1) * factor)
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    return tl.exp2(tl.fma(s, factor, -safe[:, None])), new, tl.exp2(m - safe)
+
+
+@triton.jit
+def fetch(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """[rows, PADDED] of a cache part, zeros where not ok and behind WIDTH: 0 · NaN is NaN."""
+    d = tl.arange(0, PADDED)
+    mask = ok[:, None]
+    if WIDTH != PADDED:
+        mask = mask & (d < WIDTH)[None, :]
+    return tl.load(base + rows[:, None] * stride + d[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def place(table, line, ok, PAGE: tl.constexpr):
+    """Lines of one sequence → rows of the cache."""
+    page = tl.load(table + line // PAGE, mask=ok, other=0)
+    return page * PAGE + line % PAGE
+
+
+@triton.jit
+def score(q, q_tail, k, tail_at, rows, stride, ok, TAIL: tl.constexpr, TAIL_PAD: tl.constexpr):
+    """q · k: over the keys' first piece, then over what is left."""
+    s = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+    if TAIL > 0:
+        tail = fetch(tail_at, rows, stride, ok, TAIL, TAIL_PAD)
+        s = tl.dot(q_tail, tl.trans(tail.to(q.dtype)), s, input_precision="ieee")
+    return s
+
+
+@triton.jit
+def bounds(ends, firsts, t, ok, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr):
+    """The lowest and the last position that rows t see."""
+    last = tl.load(ends + t, mask=ok, other=END - 1).to(tl.int32) - END
+    lowest = last * 0
+    if FIRST:
+        lowest = tl.load(firsts + t, mask=ok, other=0).to(tl.int32)
+    if WINDOW > 0:
+        lowest = tl.maximum(lowest, last - WINDOW + 1)
+    return lowest, last
+
+
+@triton.jit
+def lines_of(bases, path, t, p, seen, depth, stride):
+    """Where row t finds positions p [BLOCK] of which it sees some: ancestors lie at places of their own."""
+    base = tl.load(bases + t).to(tl.int32)
+    d = p - base
+    node = tl.load(path + t * stride + d, mask=seen & (d >= 0) & (d < depth), other=-1).to(tl.int32)
+    return tl.where(d < 0, p, base + node), seen & ((d < 0) | (node >= 0))
+
+
+@triton.jit
+def look(
+    q_at, k_at, v_at, out_at, partial, stats,
+    slots, ends, firsts, bases, path, table, tile_first, tile_count,
+    q_stride, k_stride, k_head, v_stride, v_head, table_stride, path_stride, depth,
+    factor, inner, subs, splits, chunks,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, MAIN_AT: tl.constexpr, MAIN: tl.constexpr, TAIL_AT: tl.constexpr,
+    TAIL: tl.constexpr, WIDE: tl.constexpr, MAIN_PAD: tl.constexpr, TAIL_PAD: tl.constexpr, WIDE_PAD: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, M: tl.constexpr,
+    END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREE: tl.constexpr,
+    SPLIT: tl.constexpr, LATENT: tl.constexpr,
+):  # fmt: skip
+    """A program: M neighbours among a tile's (row, query head) pairs of one kv head, against a share of the chunks."""
+    tile, sub = tl.program_id(0) // subs, tl.program_id(0) % subs
+    head, split = tl.program_id(1), tl.program_id(2)
+    count, first = tl.load(tile_count + tile), tl.load(tile_first + tile)
+    if sub * M >= count * GROUP:
+        return
+    pair = sub * M + tl.arange(0, M)
+    row = pair // GROUP
+    ok = row < count
+    t = first + row
+    of = head * GROUP + pair % GROUP  # the query head
+    lowest, last = bounds(ends, firsts, t, ok, END, FIRST, WINDOW)
+    lo, hi = tl.min(tl.where(ok, lowest, NOWHERE)), tl.max(last)
+    inner_lo, inner_hi = tl.max(tl.where(ok, lowest, 0)), tl.min(tl.where(ok, last, NOWHERE))
+    end = hi // BLOCK + 1  # of the blocks that some row sees
+    shared = end  # of the blocks whose keys lie at the same places for all rows
+    if TREE:
+        base = tl.load(bases + t, mask=ok, other=NOWHERE).to(tl.int32)
+        shared = tl.minimum(end, tl.min(tl.where(last >= base, base, NOWHERE)) // BLOCK)
+    table += tl.load(slots + first) * table_stride
+    k_at += head.to(tl.int64) * k_head
+    v_at += head.to(tl.int64) * v_head
+
+    d = tl.arange(0, MAIN_PAD)
+    q_row = q_at + t * q_stride + of * (MAIN + TAIL)
+    q = tl.load(q_row[:, None] + (MAIN_AT + d)[None, :], mask=ok[:, None] & (d < MAIN)[None, :], other=0.0)
+    q_tail = q
+    if TAIL > 0:
+        e = tl.arange(0, TAIL_PAD)
+        q_tail = tl.load(q_row[:, None] + (TAIL_AT + e)[None, :], mask=ok[:, None] & (e < TAIL)[None, :], other=0.0)
+    ones = tl.full((BLOCK, COLUMNS), 1.0, tl.float32).to(q.dtype)
+    n = tl.arange(0, BLOCK)
+    d = tl.arange(0, WIDE_PAD)
+    seen_m = tl.full((M,), float("-inf"), tl.float32)
+    seen_l = tl.zeros((M,), tl.float32)
+    seen = tl.zeros((M, WIDE_PAD), tl.float32)
+    PER: tl.constexpr = CHUNK // BLOCK
+    begin = lo // CHUNK
+    begin += (split + splits - begin % splits) % splits
+    for chunk in range(begin, (hi + CHUNK) // CHUNK, splits):
+        m = tl.full((M,), float("-inf"), tl.float32)
+        sums = tl.zeros((M, COLUMNS), tl.float32)
+        acc = tl.zeros((M, WIDE_PAD), tl.float32)
+        for block in range(tl.maximum(chunk * PER, lo // BLOCK), tl.minimum(chunk * PER + PER, shared)):
+            p_at = block * BLOCK + n
+            there = (p_at >= lo) & (p_at <= hi)
+            rows = place(table, p_at, there, PAGE)
+            k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+            s = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD)
+            s = bend(s, inner, CAPPED)
+            if (block * BLOCK < inner_lo) | (block * BLOCK + BLOCK - 1 > inner_hi):
+                s = tl.where((p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
+            p, m, alpha = soften(s, m, factor)
+            p = p.to(q.dtype)
+            if LATENT:
+                v = k
+            else:
+                v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
+            sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
+            acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
+        if TREE:
+            # Every row has keys of its own: the product of all rows with them, of which only that row's is kept.
+            row_end = tl.minimum((sub * M + M - 1) // GROUP + 1, count)
+            for block in range(
+                tl.maximum(tl.maximum(chunk * PER, lo // BLOCK), shared), tl.minimum(chunk * PER + PER, end)
+            ):
+                p_at = block * BLOCK + n
+                s = tl.full((M, BLOCK), float("-inf"), tl.float32)
+                for r in range(sub * M // GROUP, row_end):
+                    low, high = bounds(ends, firsts, first + r, True, END, FIRST, WINDOW)
+                    there = (p_at >= low) & (p_at <= high)
+                    line, there = lines_of(bases, path, first + r, p_at, there, depth, path_stride)
+                    rows = place(table, line, there, PAGE)
+                    k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+                    own = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD)
+                    own = bend(own, inner, CAPPED)
+                    s = tl.where((row == r)[:, None], tl.where(there[None, :], own, float("-inf")), s)
+                p, m, alpha = soften(s, m, factor)
+                p = p.to(q.dtype)
+                sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
+                acc = acc * alpha[:, None]
+                for r in range(sub * M // GROUP, row_end):
+                    low, high = bounds(ends, firsts, first + r, True, END, FIRST, WINDOW)
+                    there = (p_at >= low) & (p_at <= high)
+                    line, there = lines_of(bases, path, first + r, p_at, there, depth, path_stride)
+                    rows = place(table, line, there, PAGE)
+                    if LATENT:
+                        v = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+                    else:
+                        v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
+                    own = tl.dot(p, v.to(q.dtype), acc, input_precision="ieee")
+                    acc = tl.where((row == r)[:, None], own, acc)
+        if SPLIT:
+            at = (t * HEADS + of) * chunks + chunk
+            keep = ok & (chunk < chunks)
+            tl.store(stats + at * 2, m, mask=keep)
+            tl.store(stats + at * 2 + 1, tl.max(sums, 1), mask=keep)
+            tl.store(partial + at[:, None] * WIDE + d[None, :], acc, mask=keep[:, None] & (d < WIDE)[None, :])
+        else:
+            seen_m, seen_l, seen = merge(seen_m, seen_l, seen, m, tl.max(sums, 1), acc)
+    if not SPLIT:
+        result = normalise(seen_l, seen).to(out_at.dtype.element_ty)
+        at = (t * HEADS + of)[:, None] * WIDE + d[None, :]
+        tl.store(out_at + at, result, mask=ok[:, None] & (d < WIDE)[None, :])
+
+
+@triton.jit
+def combine(
+    out_at, partial, stats, ends, firsts, tile_first, tile_count, rows, chunks,
+    HEADS: tl.constexpr, WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr,
+    END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Merge the chunks of one row and head; AHEAD of them are read at once."""
+    tile, row, head = tl.program_id(0) // rows, tl.program_id(0) % rows, tl.program_id(1)
+    if row >= tl.load(tile_count + tile):
+        return
+    t = tl.load(tile_first + tile) + row
+    lowest, last = bounds(ends, firsts, t, True, END, FIRST, WINDOW)
+    at = (t * HEADS + head) * chunks
+    d = tl.arange(0, WIDE_PAD)
+    j = tl.arange(0, AHEAD)
+    m = tl.full((1,), float("-inf"), tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    acc = tl.zeros((1, WIDE_PAD), tl.float32)
+    end = tl.minimum((last + CHUNK) // CHUNK, chunks)
+    for chunk in range(lowest // CHUNK, end, AHEAD):
+        ok = chunk + j < end
+        ms = tl.load(stats + (at + chunk + j) * 2, mask=ok, other=float("-inf"))
+        ls = tl.load(stats + (at + chunk + j) * 2 + 1, mask=ok, other=0.0)
+        mask = ok[:, None] & (d < WIDE)[None, :]
+        parts = tl.load(partial + (at + chunk + j)[:, None] * WIDE + d[None, :], mask=mask, other=0.0)
+        for i in tl.static_range(AHEAD):  # one of them: the others add zeros
+            m2 = tl.max(tl.where(j == i, ms, float("-inf")), 0, keep_dims=True)
+            total2 = tl.sum(tl.where(j == i, ls, 0.0), 0, keep_dims=True)
+            acc2 = tl.sum(tl.where((j == i)[:, None], parts, 0.0), 0, keep_dims=True)
+            m, total, acc = merge(m, total, acc, m2, total2, acc2)
+    result = normalise(total, acc).to(out_at.dtype.element_ty)
+    tl.store(out_at + (t * HEADS + head) * WIDE + d[None, :], result, mask=(d < WIDE)[None, :])

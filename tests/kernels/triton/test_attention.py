@@ -1,0 +1,231 @@
+"""Paged attention in Triton: what each row sees, and that its bits are its own.
+
+Blocks and chunks are small here, so that few positions make many of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.kernels.ops import Heads, LayerCache, Layout
+from tests.kernels.triton.layouts import Rows, dense, fill, lay, only
+
+pytest.importorskip("triton")
+
+MIXED = [Rows(37, 11), Rows(70), Rows(0)]  # a chunk and decoding rows
+BRANCHES = (-1, -1, 0, 1, 2, 4)  # the deepest branch is not the last
+TREES = [Rows(46, parents=BRANCHES), Rows(14, 4)]
+ALL, ONE = Heads(4, 2, 16), Heads(2, 1, 16)
+
+
+@pytest.fixture
+def attention(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from paceline.kernels.triton import attention as module
+
+    monkeypatch.setattr(module, "BLOCK", 16)
+    monkeypatch.setattr(module, "CHUNK", 32)
+    monkeypatch.setattr(module, "AHEAD", 2)
+    return module
+
+
+def tiles(module: Any, layout: Layout, rows: int = 7, splits: int = 1) -> Any:
+    """Every span in tiles of so many rows, and one with nothing to do."""
+    cuts = [
+        (span.row + at, min(rows, span.num_rows - at)) for span in layout.spans for at in range(0, span.num_rows, rows)
+    ]
+    first, count = torch.tensor([*cuts, (0, 0)], device=layout.positions.device).t().contiguous()
+    reach = max(span.reach for span in layout.spans)
+    return [module.Tiles(first, count, rows, splits, module.chunks_of(reach))]
+
+
+def looked(module: Any, layout: Layout, heads: Heads, dtype: torch.dtype = torch.float32, **rest: Any) -> None:
+    """The kernels against float64, over all rows of a layout."""
+    q, cache = fill(layout, heads, dtype, exact=False)
+    look = module.Look(heads, heads.head_dim**-0.5, rest.get("softcap"), rest.get("window"))
+    given = tiles(module, layout, rest.pop("rows", 7), rest.pop("splits", 1))
+    wanted = dense(q, cache, layout, heads, look.scale, **rest)
+    found = module.attend(q, cache, layout, given, look)
+    assert found.dtype == dtype
+    assert (found.double() - wanted).abs().max() <= (2e-6 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize(
+    "heads", [Heads(3, 1, 64), Heads(4, 1, 80), Heads(8, 1, 128, 48), Heads(2, 2, 16), Heads(4, 2, 8)], ids=str
+)
+def test_heads_of_every_width_and_group_see_their_positions(attention: Any, device: torch.device, heads: Heads) -> None:
+    looked(attention, lay(MIXED[:3], device), heads)
+
+
+@pytest.mark.parametrize("sequences", [MIXED, TREES], ids=["chunks", "trees"])
+@pytest.mark.parametrize("rest", [{}, {"window": 20, "softcap": 1.5}, {"splits": 3}, {"rows": 40}], ids=str)
+def test_a_row_sees_what_the_layout_lets_it_see(
+    attention: Any, device: torch.device, sequences: list[Rows], rest: dict[str, Any]
+) -> None:
+    looked(attention, lay(sequences, device), ONE if rest else ALL, **rest)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_halves_are_summed_in_float32(attention: Any, device: torch.device, dtype: torch.dtype) -> None:
+    looked(attention, lay(TREES, device), ONE, dtype)
+
+
+def test_a_row_sees_nothing_before_its_first_position(attention: Any, device: torch.device) -> None:
+    layout = lay(TREES, device)
+    layout.first = torch.tensor([min(int(p), (7 * t) % 60) for t, p in enumerate(layout.positions)], device=device)
+    looked(attention, layout, ONE)
+    looked(attention, layout, ONE, splits=2)
+
+
+def test_rows_with_an_end_of_their_own_see_one_another(attention: Any, device: torch.device) -> None:
+    layout = lay(MIXED, device)
+    layout.until = torch.tensor([span.reach for span in layout.spans for _ in range(span.num_rows)], device=device)
+    looked(attention, layout, ONE, splits=2)
+    looked(attention, layout, ONE, window=9)
+
+
+def test_a_row_that_sees_nothing_gets_zeros_and_others_what_is_below_their_bound(
+    attention: Any, device: torch.device
+) -> None:
+    layout, heads = lay(TREES, device), ONE
+    q, cache = fill(layout, heads, torch.float32, exact=False)
+    last = layout.positions - 15
+    look = attention.Look(heads, 0.25)
+    layout.first = layout.positions.clone()  # hidden from the rows themselves, not from those who look across
+    for splits in (1, 4):
+        found = attention.attend(q, cache, layout, tiles(attention, layout, 7, splits), look, last)
+        across = replace(layout, positions=last.clamp(min=0), path=None, first=None)
+        wanted = torch.where((last >= 0)[:, None], dense(q, cache, across, heads, 0.25), 0.0)
+        assert (last < 0).any() and (found[last < 0] == 0).all()
+        assert (found - wanted).abs().max() <= 2e-6
+
+
+def test_what_lies_behind_a_row_or_under_nobodys_pages_reaches_no_result(attention: Any, device: torch.device) -> None:
+    layout, heads = lay(TREES, device), ONE
+    q, cache = fill(layout, heads, torch.float32, exact=False)
+    look = attention.Look(heads, 0.25, window=20)
+    clean = attention.attend(q, cache, layout, tiles(attention, layout), look)
+    own = torch.zeros(len(cache[0]), dtype=torch.bool, device=device)
+    for span in layout.spans:
+        slot, lowest = int(layout.slots[span.row]), int(layout.positions[span.row]) - 19
+        line = torch.arange(max(0, lowest), span.reach, device=device)
+        own[layout.page_table[slot, line // 4] * 4 + line % 4] = True
+    for part in cache:
+        part[~own] = torch.nan
+    assert torch.equal(attention.attend(q, cache, layout, tiles(attention, layout), look), clean)
+
+
+class Same:
+    """A cache where sequence 0 is a tree and sequence 1 the chain of its deepest branch."""
+
+    heads = ONE
+    deepest = (0, 2, 4, 5)  # the nodes of BRANCHES' longest branch
+
+    def __init__(self, module: Any, device: torch.device) -> None:
+        self.module = module
+        start, exact = 46, device.type == "cpu"
+        self.tree = lay([Rows(start, parents=BRANCHES), Rows(0)], device)
+        self.q, self.cache = fill(self.tree, self.heads, torch.bfloat16, exact)
+        self.chain = lay([Rows(0), Rows(start - 2, 2 + len(self.deepest))], device)  # under the same pages
+        self.chain.page_table = self.tree.page_table
+        for part in self.cache:
+            line = torch.arange(start, device=device)
+            part[self.at(1, line)] = part[self.at(0, line)]
+            for depth, node in enumerate(self.deepest):
+                part[self.at(1, torch.tensor([start + depth]))] = part[self.at(0, torch.tensor([start + node]))]
+        self.chain_q = self.q[:1].repeat(len(self.chain.slots), 1)
+        for depth, node in enumerate(self.deepest):
+            self.chain_q[1 + 2 + depth] = self.q[1 + node]
+
+    def at(self, slot: int, line: Tensor) -> Tensor:
+        pages: Tensor = self.tree.page_table[slot, line // 4]
+        return pages * 4 + line.to(pages.device) % 4
+
+    def attend(self, q: Tensor, layout: Layout, rows: int, splits: int, **look: Any) -> Tensor:
+        cache: LayerCache = self.cache
+        given = tiles(self.module, layout, rows, splits)
+        found: Tensor = self.module.attend(q, cache, layout, given, self.module.Look(self.heads, 0.3, **look))
+        return found
+
+
+@pytest.mark.parametrize("look", [{}, {"window": 21, "softcap": 2.0}], ids=str)
+def test_a_rows_bits_are_the_same_alone_in_a_chunk_and_as_a_node(
+    attention: Any, device: torch.device, look: dict[str, Any]
+) -> None:
+    same = Same(attention, device)
+    chunk = same.attend(same.chain_q, same.chain, 16, 1, **look)
+    tree = same.attend(same.q, same.tree, 16, 1, **look)
+    for depth, node in enumerate(same.deepest):
+        row = 1 + 2 + depth
+        assert torch.equal(tree[1 + node], chunk[row])
+        alone = same.attend(same.chain_q[row : row + 1], only(same.chain, row), 1, 1, **look)
+        assert torch.equal(alone[0], chunk[row])
+        alone = same.attend(same.q[1 + node : 2 + node], only(same.tree, 1 + node), 1, 3, **look)
+        assert torch.equal(alone[0], chunk[row])
+
+
+@pytest.mark.parametrize("rows, splits", [(3, 1), (16, 2), (7, 5), (40, 1)])
+def test_neither_tiles_nor_splits_change_a_bit(attention: Any, device: torch.device, rows: int, splits: int) -> None:
+    same = Same(attention, device)
+    for q, layout in ((same.q, same.tree), (same.chain_q, same.chain)):
+        assert torch.equal(same.attend(q, layout, rows, splits), same.attend(q, layout, 2, 1))
+
+
+def test_padding_rows_look_at_nobodys_page_and_harm_none(attention: Any, device: torch.device) -> None:
+    layout, heads = lay(TREES, device), ONE
+    q, cache = fill(layout, heads, torch.float32, exact=False)
+    look = attention.Look(heads, 0.25)
+    wanted = attention.attend(q, cache, layout, tiles(attention, layout), look)
+    nobody = len(layout.page_table) - 1
+    assert layout.path is not None
+    padded = replace(
+        layout,
+        slots=torch.cat([layout.slots, layout.slots.new_full((3,), nobody)]),
+        positions=torch.cat([layout.positions, layout.positions.new_zeros(3)]),
+        tree_base=torch.cat([layout.tree_base, layout.tree_base.new_ones(3)]),
+        path=torch.cat([layout.path, layout.path.new_full((3, layout.path.shape[1]), -1)]),
+    )
+    given = tiles(attention, layout)
+    given[0].first[-1], given[0].count[-1] = len(layout.slots), 3
+    found = attention.attend(torch.cat([q, q[:3]]), cache, padded, given, look)
+    assert torch.equal(found[:-3], wanted) and found[-3:].isfinite().all()
+
+
+def test_a_latent_layers_heads_share_its_keys_whose_last_values_are_the_values(
+    attention: Any, device: torch.device
+) -> None:
+    layout, heads = lay(TREES, device), Heads(6, 1, 56, 40)
+    q, (keys, _) = fill(layout, heads, torch.float32, exact=False)
+    wanted = dense(q, (keys, keys[..., -40:]), layout, heads, 0.2)
+    found = [
+        attention.attend(q, (keys,), layout, tiles(attention, layout, 5, splits), attention.Look(heads, 0.2))
+        for splits in (1, 3)
+    ]
+    assert (found[0] - wanted).abs().max() <= 2e-6
+    assert torch.equal(*found)
+
+
+def test_spans_become_tiles_and_long_ones_are_cut(device: torch.device) -> None:
+    from paceline.kernels.ops import Span
+    from paceline.kernels.triton.attention import tiles_of
+
+    spans = [Span(0, 300, 2000), Span(300, 1, 70), Span(301, 8, 500), Span(309, 0, 0)]
+    short, long = tiles_of(spans, device, kv_heads=8)
+    assert (short.first.tolist(), short.count.tolist(), short.rows) == ([300, 301], [1, 8], 8)
+    assert (long.first.tolist(), long.count.tolist(), long.rows) == ([256, 128, 0], [44, 128, 128], 128)
+    assert short.chunks == long.chunks == 4
+    assert short.splits == 4 and tiles_of([Span(0, 1, 70)] * 64, device, 8)[0].splits == 1
+    assert tiles_of([], device, 8) == []
+
+
+def test_queries_of_another_width_are_refused_in_one_sentence(attention: Any, device: torch.device) -> None:
+    layout = lay(MIXED, device)
+    q, cache = fill(layout, Heads(4, 2, 16), torch.float32, exact=False)
+    with pytest.raises(ValueError, match="rows of 4 · 32 values, not \\(13, 64\\)"):
+        attention.attend(q, cache, layout, [], attention.Look(Heads(4, 2, 32), 1.0))
+    with pytest.raises(ValueError, match="above 0, not 0"):
+        attention.attend(q, cache, layout, [], attention.Look(Heads(4, 2, 16), 0))
