@@ -30,6 +30,7 @@ from torch import Tensor
 
 from paceline.cache.slots import Slots
 from paceline.kernels.ops import Layout, Span
+from paceline.kernels.rounds import Given, Rows
 
 Shape = tuple[tuple[int, int], ...]  # for each sequence: committed tokens, nodes
 Array = np.ndarray[Any, np.dtype[np.int64]]
@@ -90,6 +91,11 @@ class Places:
     def counts(self) -> Tensor:
         """[B] committed tokens of each sequence."""
         return self._send(self._counts)
+
+    @functools.cached_property
+    def rows(self) -> Rows:
+        """All that kernels need of it."""
+        return Rows(self.owner, self.node, self.offset, self.counts)
 
     @functools.cached_property
     def grid(self) -> Tensor | None:
@@ -223,15 +229,15 @@ def _pack_apart(
     """Static, with what the host knows of slots and starts."""
     known = [[item.slot for item in work], [-1 if item.start is None else item.start for item in work]]
     slots, starts = torch.tensor(known, dtype=torch.int64).to(table.device, non_blocking=True).unbind()
-    starts = torch.where(starts >= 0, starts, table.lengths[slots] - 1)
-    return pack_rows(places, slots, starts, table, block_size, Static(_reaches(work), nodes, first=first))
+    given = Static(_reaches(work), nodes, first=first, newest=True)
+    return pack_rows(places, slots, starts, table, block_size, given)
 
 
 def pack_newest(work: list[Work], slots: Tensor, table: Slots, block_size: int, nodes: Nodes) -> Batch:
     """Work that is wherever the device says, all of which samples; slots [B] are there already: nothing is sent."""
     shape = tuple([(item.count, item.num_nodes) for item in work])
     places = places_of(shape, len(work), nodes.tokens.shape[1], slots.device)
-    return pack_rows(places, slots, table.lengths[slots] - 1, table, block_size, Static(_reaches(work), nodes))
+    return pack_rows(places, slots, None, table, block_size, Static(_reaches(work), nodes))
 
 
 def _reaches(work: list[Work]) -> list[int]:
@@ -249,10 +255,19 @@ class Static:
     first: Tensor | None = None  # [B] the lowest position each may see
     since: Tensor | None = None  # [B] rows whose line is before it are padding
     skipped: int = 0  # lines between the committed tokens and these nodes: nodes of the same trees lie there
+    newest: bool = False  # who starts below 0 starts at its newest token
 
 
-def pack_rows(places: Places, slots: Tensor, starts: Tensor, table: Slots, block_size: int, given: Static) -> Batch:
-    """The same in tensors alone: slots and starts are [B], on the device. Nothing waits for it: it can be captured."""
+def pack_rows(
+    places: Places, slots: Tensor, starts: Tensor | None, table: Slots, block_size: int, given: Static
+) -> Batch:
+    """The same in tensors alone: slots and starts are [B], on the device; no starts: at everyone's newest token.
+    Nothing waits for it: it can be captured."""
+    if table.rounds is not None:
+        return _pack_at_once(places, slots, starts, table, block_size, given)
+    if starts is None or given.newest:
+        newest = table.lengths[slots] - 1
+        starts = newest if starts is None else torch.where(starts >= 0, starts, newest)
     owner, node, nodes = places.owner, places.node, given.nodes
     is_node = node >= 0
     start = starts[owner]
@@ -281,9 +296,26 @@ def pack_rows(places: Places, slots: Tensor, starts: Tensor, table: Slots, block
     if first is not None and real is not None:
         first = torch.where(real, first, 0)
     write = table.pages.tensor[slot, line // block_size] * block_size + line % block_size
-    spans = [Span(row, sum(size), reach) for row, size, reach in zip(places.first_rows, places.shape, given.reaches)]
+    spans = _spans(places, given)
     layout = Layout(slot, positions, base, path, first, line, write, table.pages.tensor, block_size, spans, places.grid)
     return Batch(ids, layout, places, slots)
+
+
+def _spans(places: Places, given: Static) -> list[Span]:
+    return [Span(row, sum(size), reach) for row, size, reach in zip(places.first_rows, places.shape, given.reaches)]
+
+
+def _pack_at_once(
+    places: Places, slots: Tensor, starts: Tensor | None, table: Slots, block_size: int, given: Static
+) -> Batch:
+    """The same by kernels that do it in one launch."""
+    assert table.rounds is not None
+    tokens, sizes, paths = (None, None, None) if given.nodes is None else given.nodes
+    asked = Given(starts, given.newest, tokens, sizes, paths, given.ends, given.first, given.since, given.skipped)
+    found = table.rounds.pack(places.rows, slots, block_size, table.tables, asked)
+    where = (found.slots, found.positions, found.base, found.path, found.first, found.lines, found.write)
+    layout = Layout(*where, table.pages.tensor, block_size, _spans(places, given), places.grid)
+    return Batch(found.ids, layout, places, slots)
 
 
 def rows_at(batch: Batch, slots: Tensor, positions: Tensor, ids: Tensor, table: Slots) -> Batch:
