@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.kernels.rounds import Rounds, Tables
+
 if TYPE_CHECKING:
     from paceline.cache.windowed import Windowed
 
@@ -75,6 +77,7 @@ class Slots:
         self.tokens = Table(num_slots + 1, max_model_len + 1, device, self.apart)  # the newest may lie at the limit
         self.pages = Table(num_slots + 1, max_pages, device, self.apart)
         self.windowed: Windowed | None = None  # pages of layers with a window, where these have their own
+        self.rounds: Rounds | None = None  # kernels for a round's small work; None: tensor operations
         self._counts = Table(num_slots + 1, 3, device, self.apart)
         self._counts.write(self.null, 0, (1, 1, 1))  # full: nothing is ever appended to it
         self._free = list(range(num_slots - 1, -1, -1))
@@ -90,6 +93,10 @@ class Slots:
     @property
     def limits(self) -> Tensor:
         return self._counts.tensor[:, _LIMIT]  # [S+1] committed tokens never exceed it
+
+    @property
+    def tables(self) -> Tables:
+        return Tables(self.tokens.tensor, self.lengths, self.limits, self.pages.tensor, self.max_length)
 
     @property
     def num_free(self) -> int:

@@ -24,6 +24,7 @@ from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
 from paceline.kernels.chain import Drafts, Picking
 from paceline.kernels.ops import LayerSpec
+from paceline.kernels.rounds import Kept
 from paceline.models.base import FINAL, Model
 from paceline.models.batch import Batch
 from paceline.sampling.verify import Followed, Verdict
@@ -105,8 +106,18 @@ class Observation:
     logits: Tensor | None = None  # [R, V] raw, of the batch's sampled rows
 
     @cached_property
+    def _at_once(self) -> Kept | None:
+        """All that follows, where kernels find it in one launch."""
+        if self.table.rounds is None:
+            return None
+        nodes = None if self.verdict is None or not self.batch.places.num_nodes else self.verdict.nodes
+        return self.table.rounds.observe(self.batch.layout, self.batch.places.rows, nodes, self.table.tables)
+
+    @cached_property
     def kept(self) -> Tensor:
         """[T] committed rows, and nodes that were accepted, as far as the sequence goes: a stop may come before."""
+        if self._at_once is not None:
+            return self._at_once.kept
         places, layout = self.batch.places, self.batch.layout
         real = (layout.slots != self.table.null) & (layout.positions < self.table.lengths[layout.slots] - 1)
         if self.verdict is None or not places.num_nodes:
@@ -122,16 +133,22 @@ class Observation:
     @cached_property
     def slots(self) -> Tensor:
         """[T] the null slot for rows that were not kept."""
+        if self._at_once is not None:
+            return self._at_once.slots
         return torch.where(self.kept, self.batch.layout.slots, self.table.null)
 
     @cached_property
     def positions(self) -> Tensor:
         """[T] 0 for rows that were not kept."""
+        if self._at_once is not None:
+            return self._at_once.positions
         return torch.where(self.kept, self.batch.layout.positions, 0)
 
     @cached_property
     def following(self) -> Tensor:
         """[T] the committed token behind each kept row; there always is one."""
+        if self._at_once is not None:
+            return self._at_once.following
         return self.table.tokens.tensor[self.slots, self.positions + 1]
 
     def pairs(self) -> Pairs:

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from paceline.cache.slots import Slots
 from paceline.kernels.ops import Layout, RowTiles, Span
+from paceline.kernels.rounds import Given, Rows
 
 Shape = tuple[tuple[int, int], ...]  # for each sequence: committed tokens, nodes
 Array = np.ndarray[Any, np.dtype[np.int64]]
@@ -94,6 +95,11 @@ class Places:
     def counts(self) -> Tensor:
         """[B] committed tokens of each sequence."""
         return self._send(self._counts)
+
+    @functools.cached_property
+    def rows(self) -> Rows:
+        """All that kernels need of it."""
+        return Rows(self.owner, self.node, self.offset, self.counts)
 
     @functools.cached_property
     def grid(self) -> Tensor | None:
@@ -259,10 +265,19 @@ class Static:
     first: Tensor | None = None  # [B] the lowest position each may see
     since: Tensor | None = None  # [B] rows whose line is before it are padding
     skipped: int = 0  # lines between the committed tokens and these nodes: nodes of the same trees lie there
+    newest: bool = False  # who starts below 0 starts at its newest token
 
 
-def pack_rows(places: Places, slots: Tensor, starts: Tensor, table: Slots, block_size: int, given: Static) -> Batch:
-    """The same in tensors alone: slots and starts are [B], on the device. Nothing waits for it: it can be captured."""
+def pack_rows(
+    places: Places, slots: Tensor, starts: Tensor | None, table: Slots, block_size: int, given: Static
+) -> Batch:
+    """The same in tensors alone: slots and starts are [B], on the device; no starts: at everyone's newest token.
+    Nothing waits for it: it can be captured."""
+    if table.rounds is not None:
+        return _pack_at_once(places, slots, starts, table, block_size, given)
+    if starts is None or given.newest:
+        newest = table.lengths[slots] - 1
+        starts = newest if starts is None else torch.where(starts >= 0, starts, newest)
     owner, node, nodes = places.owner, places.node, given.nodes
     is_node = node >= 0
     start = starts[owner]
@@ -295,6 +310,20 @@ def pack_rows(places: Places, slots: Tensor, starts: Tensor, table: Slots, block
     layout = Layout(slot, positions, base, path, first, line, write, pages, block_size, spans, places.grid)
     layout.tiles = places.tiles
     return Batch(ids, layout, places, slots)
+
+
+def _pack_at_once(
+    places: Places, slots: Tensor, starts: Tensor | None, table: Slots, block_size: int, given: Static
+) -> Batch:
+    """The same by kernels that do it in one launch."""
+    assert table.rounds is not None
+    tokens, sizes, paths = (None, None, None) if given.nodes is None else given.nodes
+    asked = Given(starts, given.newest, tokens, sizes, paths, given.ends, given.first, given.since, given.skipped)
+    found = table.rounds.pack(places.rows, slots, block_size, table.tables, asked)
+    where = (found.slots, found.positions, found.base, found.path, found.first, found.lines, found.write)
+    layout = Layout(*where, table.pages.tensor, block_size, places.spans(given.reaches), places.grid)
+    layout.tiles = places.tiles
+    return Batch(found.ids, layout, places, slots)
 
 
 def rows_at(batch: Batch, slots: Tensor, positions: Tensor, ids: Tensor, table: Slots) -> Batch:

@@ -1,0 +1,134 @@
+"""What a set of kernels may do of a round beside the forward, each in one or two launches: the small work.
+
+Types alone. Whoever has none of them (`Slots.rounds` is None) does the same in tensor operations, which say what is to
+come out: every one of these gives the very same bits. B, N, D, R, S, T, V as in the design.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from paceline.kernels.ops import Layout
+
+
+class Tables(NamedTuple):
+    """What every slot has a row of, as `Slots` holds it; the last row is nobody's."""
+
+    tokens: Tensor  # [S+1, L]
+    lengths: Tensor  # [S+1]
+    limits: Tensor  # [S+1]
+    pages: Tensor  # [S+1, P]
+    max_length: int
+
+    @property
+    def null(self) -> int:
+        return len(self.tokens) - 1
+
+
+class Keyed(NamedTuple):
+    """How a row of a slot picks its token: columns of the sampler's tables [S+1], and what they do not say."""
+
+    seeds: Tensor
+    samples: Tensor
+    greedy: Tensor  # 0: with noise
+    temperature: Tensor | None  # None: logits have been divided already
+    tables: tuple[Tensor, Tensor]  # of logarithms
+    stream: int
+    extra: Tensor | None = None  # [R] the key's last part
+    ids: Tensor | None = None  # [V'] the token of each logit; None: its own number
+
+
+class Trees(NamedTuple):
+    """A proposal's tensors."""
+
+    tokens: Tensor  # [B, N]
+    parents: Tensor  # [B, N]
+    sizes: Tensor  # [B]
+    chain: bool
+    scratch: Tensor | None = None  # [B, N] bool
+    origins: Tensor | None = None  # [B, N]
+
+    @property
+    def width(self) -> int:
+        """Of what `Rounds.walk` writes: a verdict, the size, and of trees parents and scratch; origins."""
+        nodes = self.tokens.shape[1]
+        shape = () if self.chain else (self.parents, self.scratch)
+        return 2 * nodes + 3 + nodes * sum(part is not None for part in (*shape, self.origins))
+
+
+class Rows(NamedTuple):
+    """Rows of a batch before anybody knows where they lie: what follows from counts alone."""
+
+    owner: Tensor  # [T]
+    node: Tensor  # [T]
+    offset: Tensor  # [T]
+    counts: Tensor  # [B]
+
+
+class Given(NamedTuple):
+    """What else a batch is packed from."""
+
+    starts: Tensor | None  # [B]; None, or below 0 and `newest`: where the newest token stands
+    newest: bool = False
+    tokens: Tensor | None = None  # [B', N] the nodes'; those behind the B' have none
+    sizes: Tensor | None = None  # [B']
+    paths: Tensor | None = None  # [B', N, D]
+    ends: Tensor | None = None  # [B] rows whose line is at or beyond it are padding
+    first: Tensor | None = None  # [B]
+    since: Tensor | None = None  # [B] rows whose line is before it are padding
+    skipped: int = 0  # lines between the committed tokens and the nodes
+
+
+class PackedRows(NamedTuple):
+    """A batch's tensors, [T] each."""
+
+    ids: Tensor
+    slots: Tensor
+    positions: Tensor
+    base: Tensor
+    lines: Tensor
+    write: Tensor
+    first: Tensor | None
+    path: Tensor | None  # [T, D]
+
+
+class Kept(NamedTuple):
+    """What became permanent of a batch's rows, [T] each."""
+
+    kept: Tensor  # bool
+    slots: Tensor  # nobody's for rows that were not kept
+    positions: Tensor  # 0 for those
+    following: Tensor  # the committed token behind each
+
+
+class Rounds(Protocol):
+    """All on the device, shapes from shapes alone: what they do can be captured."""
+
+    def best(self, values: Tensor) -> Tensor:
+        """[R, V] → [R]: the likeliest; ties go to the lowest id; -1 where nothing is above -inf, or with a NaN."""
+        ...
+
+    def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
+        """The same of logits with temperature and noise, as the slots [R] have it, keyed by positions [R]."""
+        ...
+
+    def walk(self, choices: Tensor, index: Tensor, trees: Trees, slots: Tensor | None, tables: Tables) -> Tensor:
+        """Follow choices [R] down the trees, index [B, 1+N] saying whose they are; commit to slots [B], if given.
+
+        [B, W]: the tokens, the nodes, how many were accepted; then what `Trees.width` names.
+        """
+        ...
+
+    def pack(self, rows: Rows, slots: Tensor, block_size: int, tables: Tables, given: Given) -> PackedRows:
+        """The rows of sequences in slots [B]."""
+        ...
+
+    def observe(self, layout: Layout, rows: Rows, nodes: Tensor | None, tables: Tables) -> Kept:
+        """Which rows were kept, with accepted nodes [B', D]; None: those of committed tokens alone."""
+        ...
+
+    def moves(self, nodes: Tensor, roots: Tensor, layout: Layout) -> Tensor:
+        """[2, B·D] cache rows, from where to where accepted nodes [B, D] below the rows `roots` [B] move."""
+        ...

@@ -1,0 +1,207 @@
+"""Tokens picked from logits: temperature, keyed noise, and the likeliest, of equals the lowest id.
+
+To the bit what `sampling/noise.py` and `sampling/verify.argmax` make in tensor operations: hashing in 32-bit integers,
+noise in float64 additions and multiplications that nothing may fuse. A program has BLOCK neighbours of one row and
+leaves one integer, value before id, so that the greatest of those is the pick and no order matters.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.chain import Picking
+from paceline.kernels.rounds import Keyed
+
+BLOCK = 1024  # logits of a program
+
+_NAN = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # a key above all others: a row with a NaN has no pick
+_NOTHING = tl.constexpr(-0x7F800001)  # the upper half of -inf's keys
+_LAST = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def _mix(x):
+    """A 32-bit finaliser; x is uint32, which wraps."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _words(parts):
+    """A row's two words, the same parts of its key mixed from two starting points."""
+    first, second = parts[0].to(tl.uint32) ^ 0x9E3779B9, parts[0].to(tl.uint32) ^ 0x3C6EF372
+    for number in tl.static_range(len(parts)):
+        if number > 0:
+            first, second = first ^ parts[number].to(tl.uint32), second ^ parts[number].to(tl.uint32)
+        first = _mix(first + (((number + 1) * 0x85EBCA6B) & 0xFFFFFFFF))
+        second = _mix(second + (((number + 1) * 0x85EBCA6B) & 0xFFFFFFFF))
+    return first, second
+
+
+@triton.jit
+def _log(x, inverse, logarithm):
+    """Of positive normal float64, by table and cubic."""
+    raw = x.to(tl.int64, bitcast=True)
+    exponent = ((raw >> 52) - 1023).to(tl.float64)
+    index = (raw >> 40) & 4095
+    mantissa = ((raw & 0xFFFFFFFFFFFFF) | 0x3FF0000000000000).to(tl.float64, bitcast=True)
+    rest = mantissa * tl.load(inverse + index) - 1.0
+    series = rest * (1.0 - rest * (0.5 - rest * 0.3333333333333333))
+    return exponent * 0.6931471805599453 + (tl.load(logarithm + index) + series)
+
+
+@triton.jit
+def _gumbel(first, second, ids, inverse, logarithm):
+    """float32 noise of tokens, from their row's words."""
+    bits = _mix(_mix(ids.to(tl.uint32) ^ first) + second)
+    unit = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10
+    return (-_log(-_log(unit, inverse, logarithm), inverse, logarithm)).to(tl.float32)
+
+
+@triton.jit
+def _greatest(values, ids):
+    """The greatest key of some values: their order in the upper half, in the lower the lowest id first."""
+    raw = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)  # -0 and 0 are equals
+    upper = tl.where(raw < 0, raw ^ _LAST, raw).to(tl.int64)
+    keys = (upper << 32) | (_LAST - ids.to(tl.int64))
+    return tl.max(tl.where(values != values, _NAN, keys), 0)
+
+
+@triton.jit(do_not_specialize=["vocabulary", "stride"])
+def _best_kernel(logits, keys, vocabulary, stride, BLOCK: tl.constexpr):
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    ids = part * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(logits + row * stride + ids, ids < vocabulary, -float("inf")).to(tl.float32)
+    tl.store(keys + row * tl.num_programs(1) + part, _greatest(values, ids))
+
+
+@triton.jit(do_not_specialize=["vocabulary", "stride"])
+def _pick_kernel(
+    logits, keys, temperature, noisy, first, second, inverse, logarithm, vocabulary, stride, BLOCK: tl.constexpr
+):
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    ids = part * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(logits + row * stride + ids, ids < vocabulary, -float("inf")).to(tl.float32)
+    values = tl.div_rn(values, tl.load(temperature + row))
+    if tl.load(noisy + row) != 0:
+        words = tl.load(first + row).to(tl.uint32), tl.load(second + row).to(tl.uint32)
+        values += _gumbel(words[0], words[1], ids, inverse, logarithm)
+    tl.store(keys + row * tl.num_programs(1) + part, _greatest(values, ids))
+
+
+_LOOSE = ["seeds", "samples", "greedy", "temperature", "extra"]  # columns of tables: anywhere
+
+
+@triton.jit(
+    do_not_specialize=["vocabulary", "stride", "ints", "floats"],
+    do_not_specialize_on_alignment=_LOOSE,
+)
+def _sample_kernel(
+    logits,
+    keys,
+    slots,
+    positions,
+    seeds,
+    samples,
+    greedy,
+    temperature,
+    extra,
+    names,
+    inverse,
+    logarithm,
+    vocabulary,
+    stride,
+    ints,
+    floats,
+    STREAM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots + row)
+    place = part * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(logits + row * stride + place, place < vocabulary, -float("inf")).to(tl.float32)
+    ids = place
+    if names is not None:
+        ids = tl.load(names + place, place < vocabulary, 0).to(tl.int32)
+    if temperature is not None:
+        values = tl.div_rn(values, tl.load(temperature + slot * floats))
+    if tl.load(greedy + slot * ints) == 0:
+        seed, sample = tl.load(seeds + slot * ints), tl.load(samples + slot * ints)
+        position, stream = tl.load(positions + row), tl.zeros_like(seed) + STREAM
+        if extra is None:
+            first, second = _words((seed, seed >> 32, sample, position, stream))
+        else:
+            first, second = _words((seed, seed >> 32, sample, position, stream, tl.load(extra + row)))
+        values += _gumbel(first, second, ids, inverse, logarithm)
+    tl.store(keys + row * tl.num_programs(1) + part, _greatest(values, ids))
+
+
+@triton.jit(do_not_specialize=["parts"])
+def _decide_kernel(keys, picks, parts, PARTS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PARTS)
+    key = tl.max(tl.load(keys + row * parts + part, part < parts, -_NAN), 0)
+    there = ((key >> 32) > _NOTHING) & (key != _NAN)
+    tl.store(picks + row, tl.where(there, _LAST - (key & _LAST), -1))
+
+
+def best(values: Tensor) -> Tensor:
+    """[R, V] → [R] the likeliest; ties go to the lowest id; -1 where nothing is above -inf, or with a NaN."""
+    values, keys = _prepare(values)
+    _best_kernel[keys.shape](values, keys, values.shape[1], values.stride(0), BLOCK=BLOCK)
+    return _decide(keys)
+
+
+def pick(logits: Tensor, picking: Picking) -> Tensor:
+    """[R, V] → [R] tokens; -1 where none can be picked."""
+    logits, keys = _prepare(logits)
+    columns = (picking.temperature, picking.noisy, picking.first, picking.second, *picking.tables)
+    _pick_kernel[keys.shape](
+        logits, keys, *columns, logits.shape[1], logits.stride(0), BLOCK=BLOCK, enable_fp_fusion=False
+    )
+    return _decide(keys)
+
+
+def sample(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
+    """[R, V] → [R]: the same with words, temperature and noise as the slots [R] have them, at positions [R]."""
+    logits, keys = _prepare(logits)
+    columns = (keyed.seeds, keyed.samples, keyed.greedy)
+    strides = (keyed.seeds.stride(0), 0 if keyed.temperature is None else keyed.temperature.stride(0))
+    assert all(column.stride(0) == strides[0] for column in columns), "the columns of one table"
+    _sample_kernel[keys.shape](
+        logits,
+        keys,
+        slots,
+        positions,
+        *columns,
+        keyed.temperature,
+        keyed.extra,
+        keyed.ids,
+        *keyed.tables,
+        logits.shape[1],
+        logits.stride(0),
+        *strides,
+        STREAM=keyed.stream,
+        BLOCK=BLOCK,
+        enable_fp_fusion=False,
+    )
+    return _decide(keys)
+
+
+def _prepare(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows whose neighbours lie together, and room for their keys, [R, parts]."""
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    parts = triton.cdiv(logits.shape[1], BLOCK)
+    return logits, torch.empty((len(logits), parts), dtype=torch.int64, device=logits.device)
+
+
+def _decide(keys: Tensor) -> Tensor:
+    picks = torch.empty(len(keys), dtype=torch.int64, device=keys.device)
+    parts = keys.shape[1]
+    _decide_kernel[(len(keys),)](keys, picks, parts, PARTS=triton.next_power_of_2(parts), num_warps=1)
+    return picks

@@ -1,0 +1,14 @@
+"""A round's small work in Triton, under one name: `kernels/rounds.Rounds`."""
+
+from __future__ import annotations
+
+from paceline.kernels.triton import packing, picking, walking
+
+
+class TritonRounds:
+    best = staticmethod(picking.best)
+    sample = staticmethod(picking.sample)
+    walk = staticmethod(walking.walk)
+    moves = staticmethod(walking.moves)
+    pack = staticmethod(packing.pack)
+    observe = staticmethod(packing.observe)

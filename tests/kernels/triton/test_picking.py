@@ -1,0 +1,108 @@
+"""Picks in Triton: temperature, noise and the likeliest, to the bit what tensor operations make of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.kernels.chain import Picking
+from paceline.kernels.rounds import Keyed
+from paceline.sampling import noise
+from paceline.sampling.noise import Keys
+from paceline.sampling.verify import argmax
+
+INF = float("inf")
+# by slot: seeds, samples, greedy, temperatures
+SLOTS = torch.tensor([[3, 0, 0], [1 << 62, 1, 0], [-5, 2, 0], [0, 0, 1], [-(1 << 63), 7, 0]])
+WARMTH = torch.tensor([0.8, 1.0, 2.5, 1.0, 0.1])
+PLACES = torch.tensor([4, 0, 3, 2, 1, 0])  # the slot of each row
+POSITIONS = torch.tensor([0, 7, 100_000, 1, 5, 8])
+
+
+def by_tensors(logits: Tensor, stream: int, extra: Tensor | None, divided: bool = False) -> Tensor:
+    """On the CPU, with none of the library's noise."""
+    seeds, samples, greedy = SLOTS[PLACES].unbind(1)
+    values = noise._gumbel(Keys(seeds, samples), POSITIONS, stream, logits.shape[1], extra)
+    processed = logits if divided else logits / WARMTH[PLACES, None]
+    return argmax(torch.where(greedy[:, None] != 0, processed, processed + values))
+
+
+def keyed(device: torch.device, stream: int, extra: Tensor | None, ids: Tensor | None = None) -> Keyed:
+    columns = SLOTS.to(device).unbind(1)
+    others = [None if tensor is None else tensor.to(device) for tensor in (extra, ids)]
+    return Keyed(*columns, WARMTH.to(device), noise.tables(device), stream, *others)
+
+
+def made(vocabulary: int, spread: float) -> Tensor:
+    logits = spread * torch.randn(len(PLACES), vocabulary, generator=torch.Generator().manual_seed(vocabulary))
+    return logits.round() if spread > 10 else logits  # ties
+
+
+@pytest.mark.parametrize("vocabulary", [1, 1100])
+@pytest.mark.parametrize(("stream", "extra"), [(noise.SAMPLE, None), (noise.DRAFT, torch.arange(-2, 4) * 10**10)])
+def test_samples_are_those_of_tensor_operations(
+    vocabulary: int, stream: int, extra: Tensor | None, device: torch.device
+) -> None:
+    from paceline.kernels.triton.picking import sample
+
+    where = PLACES.to(device), POSITIONS.to(device)
+    for spread in (0.0, 40.0):
+        logits = made(vocabulary, spread)
+        wide = torch.nn.functional.pad(logits, (0, 3), value=9e9).to(device)[:, :vocabulary]  # rows lie apart
+        found = sample(wide, *where, keyed(device, stream, extra))
+        assert found.tolist() == by_tensors(logits, stream, extra).tolist()
+    done = keyed(device, stream, extra)._replace(temperature=None)
+    assert sample(wide, *where, done).tolist() == by_tensors(logits, stream, extra, divided=True).tolist()
+
+
+def test_a_drafter_that_knows_some_tokens_samples_with_the_noise_of_those(device: torch.device) -> None:
+    from paceline.kernels.triton.picking import sample
+
+    known = torch.randperm(3000, generator=torch.Generator().manual_seed(1))[:1000]
+    logits = made(1000, 40.0)
+    wide = torch.full((len(logits), 3000), -INF).index_copy_(1, known, logits)
+    found = sample(logits.to(device), PLACES.to(device), POSITIONS.to(device), keyed(device, noise.SAMPLE, None, known))
+    assert found.tolist() == by_tensors(wide, noise.SAMPLE, None).tolist()
+
+
+def test_picks_are_those_of_tensor_operations(device: torch.device) -> None:
+    from paceline.kernels.triton.picking import pick
+
+    seeds, samples, greedy = SLOTS[PLACES].unbind(1)
+    words = noise.row_words(Keys(seeds, samples), POSITIONS, noise.SAMPLE, None)
+    columns = [column.to(device) for column in (WARMTH[PLACES], 1 - greedy, *words)]
+    picking = Picking(*columns, noise.tables(device))
+    for spread in (0.0, 1.0):
+        logits = made(1100, spread)
+        assert pick(logits.to(device), picking).tolist() == by_tensors(logits, noise.SAMPLE, None).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_equals_the_lowest_is_best_and_of_nothing_none(dtype: torch.dtype, device: torch.device) -> None:
+    from paceline.kernels.triton.picking import best
+
+    values = torch.full((8, 2300), -1.0)
+    values[0, [1030, 1029, 2000]] = 3.0
+    values[1] = -INF
+    values[2, 2299] = float("nan")
+    values[3, [5, 1500]] = INF
+    values[4] = -INF
+    values[4, 2298] = -3e38
+    values[5, 7], values[5, 3] = 0.0, -0.0  # equals
+    values[6, 3], values[6, 7] = 0.0, -0.0
+    values[7, 0], values[7, 9] = float("nan"), INF
+    values = values.to(dtype)
+    found = best(values.to(device)).tolist()
+    assert found == argmax(values.float()).tolist() == [1029, -1, -1, 5, 2298, 3, 3, -1]
+
+
+def test_a_row_is_picked_alike_alone_and_among_others(device: torch.device) -> None:
+    from paceline.kernels.triton.picking import sample
+
+    logits = made(90, 1.0).to(device)
+    where = PLACES.to(device), POSITIONS.to(device)
+    together = sample(logits, *where, keyed(device, noise.SAMPLE, None)).tolist()
+    for row in (0, 3, 5):
+        own = sample(logits[row, None], *(part[row, None] for part in where), keyed(device, noise.SAMPLE, None))
+        assert own.tolist() == [together[row]]
