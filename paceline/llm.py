@@ -20,6 +20,7 @@ from paceline.cache.slots import SPREAD, Slots
 from paceline.cache.windowed import Windowed
 from paceline.drafters.base import Drafter, Needs, Target
 from paceline.engine import sequence as sequences
+from paceline.engine.capture import cuda_capture
 from paceline.engine.device import DeviceRunner
 from paceline.engine.engine import Engine
 from paceline.engine.memory import Room, check_room, page_bytes, size_cache
@@ -153,8 +154,11 @@ class LLM(Shared):
         rule = find_rule(options.acceptance)
         if not table.apart:
             return Engine(target, Runner(target, cache, table, rule), scheduler)
+        capture = None
+        if device.type == "cuda" and target.model.ops.captures and not options.enforce_eager:
+            capture = cuda_capture()
         # On a device of its own the next round is launched while the host reads the last.
-        return Engine(target, DeviceRunner(target, cache, table, rule), scheduler, depth=1)
+        return Engine(target, DeviceRunner(target, cache, table, rule, capture), scheduler, depth=1)
 
     def set_drafter(self, drafter: Any) -> None:
         """Turn speculation on, off (None) or over to another drafter; running requests go on."""

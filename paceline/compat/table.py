@@ -121,7 +121,7 @@ def _vllm() -> Iterator[Spelling]:
     yield from _rows(VLLM, NO_EFFECT, "speculative_max_model_len speculative_disable_by_batch_size")
     yield from _rows(VLLM, NO_EFFECT, "typical_acceptance_sampler_posterior_threshold distributed_executor_backend")
     yield from _rows(VLLM, NO_EFFECT, "typical_acceptance_sampler_posterior_alpha")
-    idle = "use_v2_block_manager enforce_eager disable_log_stats disable_log_requests "
+    idle = "use_v2_block_manager disable_log_stats disable_log_requests "
     idle += "enable_chunked_prefill speculative_disable_mqa_scorer disable_logprobs_during_spec_decoding "
     yield from _rows(VLLM, NO_EFFECT, idle + "disable_custom_all_reduce", switch=True)
     yield from _rows(VLLM, NO_EFFECT, "priority", where=LIBRARY, note="the first to come is the first served")

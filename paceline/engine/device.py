@@ -28,7 +28,7 @@ from paceline.models.batch import Batch, Nodes, Places, Static, holding, pack_ro
 from paceline.models.frame import Frame, FrameInput, Size, shape_of
 from paceline.sampling.processors import kind_of, process
 from paceline.sampling.rules import Rule
-from paceline.sampling.verify import Judged, Verdict, verify
+from paceline.sampling.verify import Judged, Verdict, verify, walk
 
 
 class Asked(NamedTuple):
@@ -211,7 +211,10 @@ class DeviceRunner(Runner):
         width, index = proposal.num_nodes, batch.places.index
         if width != batch.places.num_nodes:
             index = index[:, torch.arange(width + 1, device=index.device).clamp(max=index.shape[1] - 1)]
-        return verify(Judged(proposal, logits, history, index, self.state), self.rule)
+        judged = Judged(proposal, logits, history, index, self.state)
+        if out.best is not None and self.state.tempered.issuperset(slots) and not self.state.any_sampled(slots):
+            return walk(judged, out.best[index])
+        return verify(judged, self.rule)
 
     def _settle_frame(self, made: Outcome, new: bool) -> None:
         """What is permanent becomes so for the cache and the drafter."""

@@ -36,7 +36,8 @@ class EngineOptions:
     num_pages: pages of the cache, instead of counting what fits into memory.
     prefix_caching: share the pages of prompts that begin alike.
     acceptance: the rule: exact keeps every token; rejection and block keep the distribution; typical keeps neither.
-    kernels: one of auto, native (CPU), torch, reference.
+    kernels: one of auto, native (CPU), triton (GPU), torch, reference.
+    enforce_eager: launch every round kernel by kernel, instead of replaying what was captured (GPU).
     quantization: pack float weights at load, as int8 or int4 (native kernels).
     mla_use_matrix_absorption: whether models like DeepSeek's cache the row that keys and values are made of, or these.
     model_impl: whose code runs the model: paceline, transformers (the fallback), or auto, ours where there is some.
@@ -60,6 +61,7 @@ class EngineOptions:
     prefix_caching: bool = True
     acceptance: str = "exact"
     kernels: str = "auto"
+    enforce_eager: bool = False
     quantization: str | None = None
     mla_use_matrix_absorption: bool = True
     model_impl: str = "auto"
@@ -81,7 +83,7 @@ class EngineOptions:
                 object.__setattr__(self, name, int(value))
         if self.model_impl not in IMPLS:
             raise OptionError(f"model_impl={self.model_impl!r} is not known; allowed: {', '.join(IMPLS)}")
-        for flag in ("mla_use_matrix_absorption", "trust_remote_code", "accept_licence"):
+        for flag in ("enforce_eager", "mla_use_matrix_absorption", "trust_remote_code", "accept_licence"):
             check_flag(flag, getattr(self, flag))
         if self.seed is not None:
             check_seed(self.seed)

@@ -2,6 +2,7 @@
 
     reference   rows one at a time in a fixed order: slow, row-invariant, what everything else is tested against
     torch       PyTorch's own kernels: any device; on a CPU a row's last bits depend on its neighbours
+    triton      our own GPU kernels: row-invariant, and captured in graphs
     native      our own CPU library: packed, 16-bit and float32 weights, row-invariant, fast; float32 arithmetic
 
 Kernels see tensors and a `Layout`. They know nothing of sequences, drafting or sampling.
@@ -9,6 +10,7 @@ Kernels see tensors and a `Layout`. They know nothing of sequences, drafting or 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import torch
@@ -17,7 +19,7 @@ from paceline.errors import OptionError
 from paceline.kernels.ops import Ops
 from paceline.kernels.quantise import check_quantization
 
-KERNELS = ("auto", "native", "torch", "reference")
+KERNELS = ("auto", "native", "triton", "torch", "reference")
 
 
 def _compute_alone() -> None:
@@ -33,7 +35,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def select(name: str, device: torch.device, dtype: torch.dtype, quantization: str | None = None) -> Ops:
-    """The operations called `name`; auto: on a CPU native where it is built, else torch.
+    """The operations called `name`; auto: on a CPU native where it is built, on a GPU triton; else torch.
 
     dtype: what weights are kept in, and the arithmetic's too; the native kernels always compute in float32.
     quantization: pack float weights at load; the native kernels alone can.
@@ -47,12 +49,20 @@ def select(name: str, device: torch.device, dtype: torch.dtype, quantization: st
         name = "native" if blocks is not None or library() is not None else "torch"
         if name == "torch":
             say_missing()
+    elif name == "auto" and device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        name = "triton"
     if name == "native":
         from paceline.kernels.cpu.native import NativeOps
 
         return NativeOps(blocks, dtype)
     if blocks is not None:
         raise OptionError(f"quantization={quantization!r} needs the native kernels on a CPU, not {name!r} on {device}")
+    if name == "triton":
+        try:
+            from paceline.kernels.triton.ops import TritonOps
+        except ImportError as error:
+            raise OptionError(f"kernels='triton' needs the package triton: {error}") from None
+        return TritonOps()
     if name == "reference":
         from paceline.kernels.reference import ReferenceOps
 

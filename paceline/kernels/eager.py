@@ -218,7 +218,7 @@ def look(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, sof
 
 
 class EagerOps:
-    name, chains = "torch", False
+    name, chains, captures = "torch", False, False
     forward: type[EagerForward] = EagerForward
 
     def pack(

@@ -337,6 +337,7 @@ class Describes(Protocol):
 class Ops(Protocol):
     name: str
     chains: bool  # whether they draw chains in one go
+    captures: bool  # whether they ask the host for nothing, so that what they do can be captured
 
     def pack(
         self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device, exact: bool = False

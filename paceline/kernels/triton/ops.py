@@ -1,0 +1,241 @@
+"""The operations in Triton: a model's description with what stands beside one another done in one kernel.
+
+A forward is described value by value, and some values need never be there: a norm is folded into the product behind it,
+a gate or a residual into the product before it, heads are normed, turned and stored at once. So those values wait
+(`Normed`, `Product`, `Turned`) until somebody uses them otherwise; then they are made. What is made depends on the
+description alone, and every kernel is row-invariant: so a row's bits depend on nothing but the row.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.kernels.eager import EagerForward, EagerOps
+from paceline.kernels.ops import FINAL, Describes, Experts, Head, Heads, Hidden, Inputs, LayerCache, Layout, Span, Weight
+from paceline.kernels.triton import heads as head_kernels
+from paceline.kernels.triton import rows as row_kernels
+from paceline.kernels.triton.attention import Look, Tiles, attend, chunks_of, splits_of, tiles_of
+from paceline.kernels.triton.heads import HeadNorms
+from paceline.kernels.triton.matmul import Norm, logits_best, matmul
+from paceline.kernels.triton.matmul import logits as matmul_logits
+
+
+class Waiting:
+    """A value that is made when it is asked for, once."""
+
+    made: Tensor | None = None
+
+    def now(self) -> Tensor:
+        if self.made is None:
+            self.made = self.make()
+        return self.made
+
+    def make(self) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Normed(Waiting):
+    x: Tensor
+    norm: Norm
+
+    def make(self) -> Tensor:
+        return row_kernels.rms_norm(self.x, self.norm.weight, self.norm.eps)
+
+
+@dataclass(eq=False)
+class Product(Waiting):
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    norm: Norm | None
+
+    def make(self) -> Tensor:
+        return matmul(self.x, self.weight, self.bias, self.norm)
+
+
+@dataclass(eq=False)
+class Turned(Waiting):
+    """Heads of fused rows: normed, if there are norms, and turned, if there are angles."""
+
+    qkv: Any
+    heads: Heads
+    positions: Tensor
+    norms: HeadNorms | None = None
+    angles: tuple[Tensor, Tensor] | None = None
+
+    def make(self) -> Tensor:
+        qkv = now(self.qkv)
+        if self.norms is not None:
+            qkv = head_kernels.head_norm(qkv, self.heads, *self.norms)
+        return qkv if self.angles is None else head_kernels.rope(qkv, self.heads, self.positions, *self.angles)
+
+
+def now(x: Any) -> Tensor:
+    made: Tensor = x.now() if isinstance(x, Waiting) else x
+    return made
+
+
+class TritonForward(EagerForward):
+    def linear(self, x: Any, weight: Weight, bias: Tensor | None) -> Any:
+        if isinstance(x, Normed) and x.made is None and x.x.dtype == weight.data.dtype:
+            return Product(x.x, weight.data, bias, x.norm)
+        rows = now(x)
+        return Product(rows.to(torch.promote_types(rows.dtype, weight.data.dtype)), weight.data, bias, None)
+
+    def rms_norm(self, x: Any, weight: Tensor, eps: float, bias: Tensor | None = None) -> Any:
+        if bias is not None:
+            return row_kernels.rms_norm(now(x), weight, eps, bias)
+        return Normed(now(x), Norm(weight, eps))
+
+    def layer_norm(self, x: Any, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return row_kernels.layer_norm(now(x), weight, bias, eps)
+
+    def activation(self, x: Any, kind: str) -> Tensor:
+        return row_kernels.activation(now(x), kind)
+
+    def gated(self, x: Any, kind: str) -> Tensor:
+        if isinstance(x, Product) and x.made is None:
+            return matmul(x.x, x.weight, x.bias, x.norm, gate=kind)
+        return row_kernels.gated(now(x), kind)
+
+    def add(self, x: Any, y: Any) -> Tensor:
+        for product, other in ((y, x), (x, y)):
+            if isinstance(product, Product) and product.made is None and product.norm is None:
+                rest = now(other)
+                if rest.dtype == product.x.dtype:
+                    return matmul(product.x, product.weight, product.bias, residual=rest)
+        return now(x) + now(y)
+
+    def head_norm(self, qkv: Any, heads: Heads, query: Tensor, key: Tensor, eps: float) -> Any:
+        return Turned(qkv, heads, self.layout.positions, HeadNorms(query, key, eps))
+
+    def rope(self, qkv: Any, heads: Heads, cos: Tensor, sin: Tensor) -> Any:
+        if isinstance(qkv, Turned) and qkv.made is None and qkv.angles is None:
+            return replace(qkv, angles=(cos, sin))
+        return Turned(qkv, heads, self.positions, None, (cos, sin))
+
+    def attention(
+        self,
+        qkv: Any,
+        heads: Heads,
+        layer: int,
+        window: int | None,
+        scale: float | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        keys, values = self.caches[layer]
+        layout = self.layout if window is None or self.layout.windowed is None else self.layout.windowed
+        waiting = qkv if isinstance(qkv, Turned) and qkv.made is None else Turned(qkv, heads, self.positions)
+        cos, sin = waiting.angles or (None, None)
+        fused = now(waiting.qkv)
+        q = head_kernels.turn(fused, heads, self.positions, cos, sin, keys, values, layout.write, waiting.norms)
+        look = Look(heads, heads.head_dim**-0.5 if scale is None else scale, softcap, window)
+        return attend(q, (keys, values), layout, self._tiles(heads.num_kv_heads), look)
+
+    def cross_attention(
+        self, q: Any, heads: Heads, layer: int, below: str, scale: float | None = None, softcap: float | None = None
+    ) -> Tensor:
+        last = torch.minimum(self.inputs.find(below, None), self.positions + 1) - 1
+        look = Look(heads, heads.head_dim**-0.5 if scale is None else scale, softcap, None)
+        return attend(now(q), self.caches[layer], self.layout, self._tiles(heads.num_kv_heads), look, last)
+
+    def latent_attention(self, q: Any, latent: Any, num_heads: int, rank: int, layer: int, scale: float) -> Tensor:
+        (keys,) = self.caches[layer]
+        rows = now(latent)
+        keys.index_copy_(0, self.layout.write, rows[:, None].to(keys.dtype))
+        look = Look(Heads(num_heads, 1, rows.shape[1], rank), scale, None, None)
+        return attend(now(q), (keys,), self.layout, self._tiles(1), look)
+
+    def _tiles(self, kv_heads: int) -> list[Tiles]:
+        """Which rows are looked at together, and by how many programs."""
+        if kv_heads not in self._plans:
+            self._plans[kv_heads] = find_tiles(self.layout, kv_heads)
+        found: list[Tiles] = self._plans[kv_heads]
+        return found
+
+    def tap(self, boundary: int, x: Any) -> None:
+        if boundary in self.taps:
+            self.states[boundary] = now(x)
+
+    # What is left to PyTorch, of values that are there.
+
+    def add_positions(self, x: Any, table: Tensor, offset: int) -> Tensor:
+        return super().add_positions(now(x), table, offset)
+
+    def experts(self, x: Any, scores: Any, experts: Experts) -> Tensor:
+        return super().experts(now(x), now(scores), experts)
+
+    def multiply(self, x: Any, y: Any) -> Tensor:
+        return now(x) * now(y)
+
+    def scale(self, x: Any, factor: float) -> Tensor:
+        return now(x) * factor
+
+    def concat(self, x: Any, y: Any) -> Tensor:
+        return torch.cat([now(x), now(y)], dim=-1)
+
+    def split(self, x: Any, sizes: Sequence[int]) -> list[Tensor]:
+        return [part.contiguous() for part in torch.split(now(x), list(sizes), dim=-1)]
+
+    def per_head(self, x: Any, weight: Weight, num_heads: int) -> Tensor:
+        return super().per_head(now(x), weight, num_heads)
+
+
+def find_tiles(layout: Layout, kv_heads: int) -> list[Tiles]:
+    if layout.tiles is None:
+        spans = tuple(layout.spans)
+        return _tiles_of(spans, layout.positions.device, kv_heads)
+    reach = layout.page_table.shape[1] * layout.block_size
+    chunks = chunks_of(reach)
+    return [
+        Tiles(item.first, item.count, item.rows, splits_of(len(item.first), kv_heads, chunks), chunks)
+        for item in layout.tiles
+    ]
+
+
+@functools.lru_cache(maxsize=512)
+def _tiles_of(spans: tuple[Span, ...], device: torch.device, kv_heads: int) -> list[Tiles]:
+    return tiles_of(spans, device, kv_heads)
+
+
+class Late(Hidden):
+    """A result whose last norm went into the head's product: what the norm itself gives is made if it is asked for."""
+
+    def __init__(self, final: Any, tapped: Tensor | None, logits: Tensor | None = None, best: Tensor | None = None):
+        self._final, self.tapped, self.logits, self.best = final, tapped, logits, best
+
+    @property
+    def final(self) -> Tensor:  # type: ignore[override]
+        return now(self._final)
+
+
+class TritonOps(EagerOps):
+    name, captures = "triton", True
+    forward = TritonForward
+
+    def run(
+        self, model: Describes, inputs: Inputs, caches: Sequence[LayerCache], taps: tuple[int, ...], head: Head | None
+    ) -> Hidden:
+        f = TritonForward(inputs, caches, taps)
+        final = model.describe(f)
+        if head is None or FINAL in taps or not isinstance(final, Normed):
+            hidden = f.finish(now(final))
+            if head is not None:
+                hidden.logits, hidden.best = logits_best(hidden.final[head.rows], head.weight.data)
+            return hidden
+        best = logits_best(final.x[head.rows], head.weight.data, final.norm)
+        return Late(final, torch.cat([f.states[tap] for tap in taps], dim=-1) if taps else None, *best)
+
+    def embed(self, weight: Weight, ids: Tensor) -> Tensor:
+        return F.embedding(ids, weight.data)
+
+    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
+        return matmul_logits(hidden, weight.data)
