@@ -90,7 +90,7 @@ class LLM(Shared):
         device = loader.find_device(self.options.device)
         if self.options.accept_licence and isinstance(model, str) and model in catalog.ALIASES:
             catalog.accept(model)
-        found = loader.find(model, tokenizer, self.options.model_impl, self.options.trust_remote_code)
+        found = self._find(model, tokenizer)
         if not self.options.mla_use_matrix_absorption:
             found.config = found.config.naive()
         dtype = loader.find_dtype(self.options.dtype, found.config, device)
@@ -109,6 +109,7 @@ class LLM(Shared):
             self.options.max_num_seqs,
             loaded.kernels,
             found.source.label,
+            self.options.load_format,
         )
         self.engine = self._build_engine(target, Needs() if drafter is None else drafter.plan(target))
         end_ids = tuple(sorted(self.engine.end_ids))
@@ -121,6 +122,15 @@ class LLM(Shared):
 
     def __exit__(self, *ignored: object) -> None:
         self.close()
+
+    def _find(self, model: Any, tokenizer: Any) -> loader.Found:
+        options = self.options
+        if options.skip_tokenizer_init and tokenizer is not None:
+            raise OptionError("tokenizer and skip_tokenizer_init=True were both given; give one")
+        found = loader.find(model, tokenizer, options.model_impl, options.trust_remote_code, options.load_format)
+        if options.skip_tokenizer_init:
+            found.tokenizer = None
+        return found
 
     def _find_length(self, most: int) -> int:
         asked = self.options.max_model_len

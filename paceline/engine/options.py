@@ -8,6 +8,7 @@ from paceline.errors import OptionError
 from paceline.params import check_count, check_flag, check_seed
 
 IMPLS = ("auto", "paceline", "transformers")
+LOAD_FORMATS = ("auto", "dummy")
 COUNTS = (
     "block_size",
     "max_num_seqs",
@@ -41,6 +42,8 @@ class EngineOptions:
     mla_use_matrix_absorption: whether models like DeepSeek's cache the row that keys and values are made of, or these.
     model_impl: whose code runs the model: paceline, transformers (the fallback), or auto, ours where there is some.
     trust_remote_code: run the code that comes with a checkpoint, if neither paceline nor transformers has its own.
+    load_format: auto reads the weights there are; dummy makes random ones from a folder's config.json, for measuring.
+    skip_tokenizer_init: do without a tokenizer: token ids in and out, and no text.
     prompt_template: llama, vicuna, a Jinja file, or a text with {input_text} in it.
     tensor_parallel_size: devices to spread the model over; 1 for now.
     seed: of the run: a request without its own gets one made of this and of its number in the run.
@@ -64,6 +67,8 @@ class EngineOptions:
     mla_use_matrix_absorption: bool = True
     model_impl: str = "auto"
     trust_remote_code: bool = False
+    load_format: str = "auto"
+    skip_tokenizer_init: bool = False
     prompt_template: str | None = None
     tensor_parallel_size: int = 1
     seed: int | None = None
@@ -81,7 +86,9 @@ class EngineOptions:
                 object.__setattr__(self, name, int(value))
         if self.model_impl not in IMPLS:
             raise OptionError(f"model_impl={self.model_impl!r} is not known; allowed: {', '.join(IMPLS)}")
-        for flag in ("mla_use_matrix_absorption", "trust_remote_code", "accept_licence"):
+        if self.load_format not in LOAD_FORMATS:
+            raise OptionError(f"load_format={self.load_format!r} is not known; allowed: {', '.join(LOAD_FORMATS)}")
+        for flag in ("mla_use_matrix_absorption", "trust_remote_code", "skip_tokenizer_init", "accept_licence"):
             check_flag(flag, getattr(self, flag))
         if self.seed is not None:
             check_seed(self.seed)
