@@ -21,7 +21,7 @@ from paceline.cache.windowed import Windowed
 from paceline.drafters.base import Drafter, Needs, Target
 from paceline.engine import sequence as sequences
 from paceline.engine.engine import Engine
-from paceline.engine.memory import Room, check_room, page_bytes, size_cache
+from paceline.engine.memory import Room, check_room, page_bytes, size_cache, working_bytes
 from paceline.engine.options import EngineOptions
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.update import Update
@@ -111,7 +111,8 @@ class LLM(Shared):
             found.source.label,
             self.options.load_format,
         )
-        self.engine = self._build_engine(target, Needs() if drafter is None else drafter.plan(target))
+        needs = Needs() if drafter is None else drafter.plan(target)
+        self.engine = self._build_engine(target, needs, 0 if drafter is None else drafter.max_nodes)
         end_ids = tuple(sorted(self.engine.end_ids))
         self.limits = Limits(self.config.vocab_size, max_model_len, self.options.max_prompt_len, end_ids)
         self._ids = itertools.count()
@@ -140,8 +141,11 @@ class LLM(Shared):
             raise OptionError(f"max_model_len={asked} leaves no room for a token of prompt and one of output")
         return asked or most
 
-    def _build_engine(self, target: Target, needs: Needs) -> Engine:
-        """Size the cache by what target and drafter keep of every page, and put an engine around it."""
+    def _build_engine(self, target: Target, needs: Needs, num_nodes: int) -> Engine:
+        """Size the cache by what target and drafter keep of every page, and put an engine around it.
+
+        num_nodes: the most that are drafted for a sequence.
+        """
         options, device, size = self.options, target.device, self.options.block_size
         specs = target.model.layer_specs(target.dtype)
         forms = [f"{size} bytes a token as {name}" for name, size in target.model.cache_bytes(target.dtype).items()]
@@ -149,7 +153,7 @@ class LLM(Shared):
         rows = options.max_batched_tokens or (256 if device.type == "cpu" else 2048)
         pages = -(-(self.max_model_len + SPREAD) // size)
         table = Slots(options.max_num_seqs, self.max_model_len, pages, device)
-        room = Room(device, self.max_model_len, rows, needs.bytes)
+        room = Room(device, self.max_model_len, rows, needs.bytes + working_bytes(target, rows, num_nodes))
         sizes = size_cache(specs, needs.layers, needs.tail_width * target.dtype.itemsize, room, options)
         if sizes.width is not None:
             table.windowed = Windowed(table, PagePool(sizes.num_windowed, size), sizes.width)
