@@ -162,7 +162,10 @@ class LLM(Shared):
         kind = Scheduler if table.windowed is None else WindowedScheduler
         scheduler = kind(cache.pool, table, rows, options.prefix_caching)
         # On a device of its own the next round is launched while the host reads the last.
-        return Engine(target, cache, table, scheduler, options.acceptance, depth=int(table.apart))
+        engine = Engine(target, cache, table, scheduler, options.acceptance, depth=int(table.apart))
+        measured = table.apart and engine.rule.follows  # else the text of a seed would depend on seconds
+        engine.budget_kind = options.budget if options.budget != "auto" else "measured" if measured else "fixed"
+        return engine
 
     def set_drafter(self, drafter: Any) -> None:
         """Turn speculation on, off (None) or over to another drafter; running requests go on."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.engine.budget import BUDGETS
 from paceline.errors import OptionError
 from paceline.params import check_count, check_flag, check_seed
 
-IMPLS = ("auto", "paceline", "transformers")
-LOAD_FORMATS = ("auto", "dummy")
+WORDS = {"model_impl": ("auto", "paceline", "transformers"), "load_format": ("auto", "dummy"), "budget": BUDGETS}
 COUNTS = (
     "block_size",
     "max_num_seqs",
@@ -36,6 +36,8 @@ class EngineOptions:
     max_batched_tokens: the most rows of one forward; by default 256 on a CPU, else 2048.
     num_pages: pages of the cache, instead of counting what fits into memory.
     prefix_caching: share the pages of prompts that begin alike.
+    budget: how much is drafted: fixed, all that the drafter may; measured, what brings most tokens a second while so
+      many sequences run, from what rounds cost; auto, measured on an accelerator and fixed on a CPU.
     acceptance: the rule: exact keeps every token; rejection and block keep the distribution; typical keeps neither.
     kernels: one of auto, native (CPU), torch, reference.
     quantization: pack float weights at load, as int8 or int4 (native kernels).
@@ -61,6 +63,7 @@ class EngineOptions:
     max_batched_tokens: int | None = None
     num_pages: int | None = None
     prefix_caching: bool = True
+    budget: str = "auto"
     acceptance: str = "exact"
     kernels: str = "auto"
     quantization: str | None = None
@@ -84,10 +87,9 @@ class EngineOptions:
             if value is not None:
                 check_count(name, value, 1)
                 object.__setattr__(self, name, int(value))
-        if self.model_impl not in IMPLS:
-            raise OptionError(f"model_impl={self.model_impl!r} is not known; allowed: {', '.join(IMPLS)}")
-        if self.load_format not in LOAD_FORMATS:
-            raise OptionError(f"load_format={self.load_format!r} is not known; allowed: {', '.join(LOAD_FORMATS)}")
+        for name, words in WORDS.items():
+            if getattr(self, name) not in words:
+                raise OptionError(f"{name}={getattr(self, name)!r} is not known; allowed: {', '.join(words)}")
         for flag in ("mla_use_matrix_absorption", "trust_remote_code", "skip_tokenizer_init", "accept_licence"):
             check_flag(flag, getattr(self, flag))
         if self.seed is not None:
