@@ -23,7 +23,7 @@ from paceline.engine import sequence as sequences
 from paceline.engine.capture import cuda_capture
 from paceline.engine.device import DeviceRunner
 from paceline.engine.engine import Engine
-from paceline.engine.memory import Room, check_room, page_bytes, size_cache
+from paceline.engine.memory import Room, check_room, page_bytes, size_cache, working_bytes
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
@@ -94,7 +94,7 @@ class LLM(Shared):
         device = loader.find_device(self.options.device)
         if self.options.accept_licence and isinstance(model, str) and model in catalog.ALIASES:
             catalog.accept(model)
-        found = loader.find(model, tokenizer, self.options.model_impl, self.options.trust_remote_code)
+        found = self._find(model, tokenizer)
         if not self.options.mla_use_matrix_absorption:
             found.config = found.config.naive()
         dtype = loader.find_dtype(self.options.dtype, found.config, device)
@@ -113,8 +113,10 @@ class LLM(Shared):
             self.options.max_num_seqs,
             loaded.kernels,
             found.source.label,
+            self.options.load_format,
         )
-        self.engine = self._build_engine(target, Needs() if drafter is None else drafter.plan(target))
+        needs = Needs() if drafter is None else drafter.plan(target)
+        self.engine = self._build_engine(target, needs, 0 if drafter is None else drafter.max_nodes)
         end_ids = tuple(sorted(self.engine.end_ids))
         self.limits = Limits(self.config.vocab_size, max_model_len, self.options.max_prompt_len, end_ids)
         self._ids = itertools.count()
@@ -126,6 +128,15 @@ class LLM(Shared):
     def __exit__(self, *ignored: object) -> None:
         self.close()
 
+    def _find(self, model: Any, tokenizer: Any) -> loader.Found:
+        options = self.options
+        if options.skip_tokenizer_init and tokenizer is not None:
+            raise OptionError("tokenizer and skip_tokenizer_init=True were both given; give one")
+        found = loader.find(model, tokenizer, options.model_impl, options.trust_remote_code, options.load_format)
+        if options.skip_tokenizer_init:
+            found.tokenizer = None
+        return found
+
     def _find_length(self, most: int) -> int:
         asked = self.options.max_model_len
         if asked is not None and asked > most:
@@ -134,8 +145,11 @@ class LLM(Shared):
             raise OptionError(f"max_model_len={asked} leaves no room for a token of prompt and one of output")
         return asked or most
 
-    def _build_engine(self, target: Target, needs: Needs) -> Engine:
-        """Size the cache by what target and drafter keep of every page, and put an engine around it."""
+    def _build_engine(self, target: Target, needs: Needs, num_nodes: int) -> Engine:
+        """Size the cache by what target and drafter keep of every page, and put an engine around it.
+
+        num_nodes: the most that are drafted for a sequence.
+        """
         options, device, size = self.options, target.device, self.options.block_size
         specs = target.model.layer_specs(target.dtype)
         forms = [f"{size} bytes a token as {name}" for name, size in target.model.cache_bytes(target.dtype).items()]
@@ -143,7 +157,7 @@ class LLM(Shared):
         rows = options.max_batched_tokens or (256 if device.type == "cpu" else 2048)
         pages = -(-(self.max_model_len + SPREAD) // size)
         table = Slots(options.max_num_seqs, self.max_model_len, pages, device)
-        room = Room(device, self.max_model_len, rows, needs.bytes)
+        room = Room(device, self.max_model_len, rows, needs.bytes + working_bytes(target, rows, num_nodes))
         sizes = size_cache(specs, needs.layers, needs.tail_width * target.dtype.itemsize, room, options)
         if sizes.width is not None:
             table.windowed = Windowed(table, PagePool(sizes.num_windowed, size), sizes.width)
@@ -151,14 +165,19 @@ class LLM(Shared):
         cache.add_target(specs, None if table.windowed is None else table.windowed.pool)
         kind = Scheduler if table.windowed is None else WindowedScheduler
         scheduler = kind(cache.pool, table, rows, options.prefix_caching)
-        rule = find_rule(options.acceptance)
-        if not table.apart:
-            return Engine(target, Runner(target, cache, table, rule), scheduler)
-        capture = None
-        if device.type == "cuda" and target.model.ops.captures and not options.enforce_eager:
-            capture = cuda_capture()
+        runner = self._build_runner(target, cache, table)
         # On a device of its own the next round is launched while the host reads the last.
-        return Engine(target, DeviceRunner(target, cache, table, rule, capture), scheduler, depth=1)
+        engine = Engine(target, runner, scheduler, depth=int(table.apart))
+        measured = table.apart and engine.rule.follows  # else the text of a seed would depend on seconds
+        engine.budget_kind = options.budget if options.budget != "auto" else "measured" if measured else "fixed"
+        return engine
+
+    def _build_runner(self, target: Target, cache: KVCache, table: Slots) -> Runner:
+        rule = find_rule(self.options.acceptance)
+        if not table.apart:
+            return Runner(target, cache, table, rule)
+        captured = target.device.type == "cuda" and target.model.ops.captures and not self.options.enforce_eager
+        return DeviceRunner(target, cache, table, rule, cuda_capture() if captured else None)
 
     def set_drafter(self, drafter: Any) -> None:
         """Turn speculation on, off (None) or over to another drafter; running requests go on."""

@@ -60,6 +60,7 @@ class SamplingParams:
     include_stop_str_in_output: keep the text that was stopped at.
     ignore_eos: go on after the model's own end, up to max_tokens.
     skip_special_tokens: whether special tokens are left out of the text.
+    detokenize: whether there is a text at all; False leaves it empty, and token ids are told alone.
     n: how many answers.
     seed: the same seed gives the same text; without one the engine's run gives one, and it is reported back.
     logprobs: tell each token's log-probability and so many alternatives.
@@ -85,6 +86,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    detokenize: bool = True
     n: int = 1
     seed: int | None = None
     logprobs: int | None = None
@@ -99,13 +101,15 @@ class SamplingParams:
         self._check_counts()
         self._check_tokens()
         stop = (self.stop,) if isinstance(self.stop, str) else _listed(self.stop)
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize"):
             check_flag(name, getattr(self, name))
         if stop is None or any(not isinstance(text, str) or not text for text in stop):
             raise OptionError(f"stop={self.stop!r} is not allowed; allowed: a non-empty string or a list of them")
         for name, texts in (("stop", stop), ("bad_words", _listed(self.bad_words) or ())):
             for text in texts:
                 check_text(name, text if isinstance(text, str) else "")
+        if stop and not self.detokenize:
+            raise OptionError(f"stop={self.stop!r} is text, and detokenize=False makes none; give stop_token_ids")
         object.__setattr__(self, "stop_strings", stop)
 
     @property

@@ -37,13 +37,13 @@ def prepare(
     if params.stop_strings and params.skip_special_tokens:
         params = stop_at_special(params, tokenizer)
     words = find_words(params, tokenizer, limits)
-    ids, most = prompt.ids, limits.max_model_len
+    ids, most, spoken = prompt.ids, limits.max_model_len, tokenizer if params.detokenize else None
     if params.max_tokens is not None:
         most = min(most, len(ids) + params.max_tokens)
     including, skipping = params.include_stop_str_in_output, params.skip_special_tokens
     samples: list[Sequence] = []
     for index in range(params.n):
-        text = Detokenizer(tokenizer, ids, params.stop_strings, include_stop=including, skip_special=skipping)
+        text = Detokenizer(spoken, ids, params.stop_strings, include_stop=including, skip_special=skipping)
         leader = samples[0] if samples else None
         samples.append(Sequence(request_id, index, list(ids), len(ids), params, seed, words, text, most, leader))
     return samples

@@ -16,7 +16,7 @@ from paceline.params import MAX_LOGPROBS, SamplingParams
 NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
 COUNTS = ["top_k", "min_tokens", "max_tokens", "n", "seed", "logprobs", "prompt_logprobs", "max_draft_tokens"]
 LISTS = ["stop_token_ids", "allowed_token_ids", "bad_words", "stop"]
-SWITCHES = ["include_stop_str_in_output", "ignore_eos", "skip_special_tokens"]
+SWITCHES = ["include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize"]
 
 OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("temperature", -0.1),

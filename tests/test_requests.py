@@ -54,6 +54,18 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(prompt: list[int], param
         made(prompt=Prompt(None, prompt), **params)
 
 
+def test_who_wants_no_text_gets_none() -> None:
+    with pytest.raises(OptionError, match=r"stop='x' is text, and detokenize=False makes none; give stop_token_ids"):
+        SamplingParams(stop="x", detokenize=False)
+    said = []
+    for wanted in (True, False):
+        (sample,) = made(detokenize=wanted)
+        sample.detokenizer.push(5)
+        sample.detokenizer.finish()
+        said.append(sample.detokenizer.text)
+    assert said[0] and not said[1]
+
+
 def test_stop_strings_need_a_tokenizer() -> None:
     with pytest.raises(OptionError, match=r"stop=\['END'\] is text, but this model has no tokenizer"):
         check(PROMPT, SamplingParams(stop=["END"]), None, LIMITS)

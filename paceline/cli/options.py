@@ -160,13 +160,16 @@ def _pair(name: str, text: str) -> tuple[int, float]:
 
 def sampling(*without: str, **defaults: Any) -> Group:
     """Sampling parameters. A command serves one request at a time, so --num-draft-tokens says what one may draft."""
-    names = fields_but(SamplingParams, "max_draft_tokens", "prompt_logprobs", "logits_processors", *without)
+    names = fields_but(
+        SamplingParams, "max_draft_tokens", "prompt_logprobs", "logits_processors", "detokenize", *without
+    )
     return of(SamplingParams, SAMPLING, names, **{"temperature": 0.0, **defaults})
 
 
 def machine(*without: str, also: tuple[str, ...] = ()) -> Group:
     """The model, and the engine's options that a command does not settle itself; those in `also` few commands leave."""
     settled = {"prompt_template", "default_max_tokens", "seed", "max_num_seqs", "prefix_caching"} - {*also}
+    settled.add("skip_tokenizer_init")  # commands read and write text
     where = "A name from `paceline models`, a folder, a .gguf file or a hub id."
     model = {"model": (Annotated[str, option(MACHINE, where)], DEFAULT_MODEL)}
     rule = of(EngineOptions, DRAFTING, {"acceptance"} - {*without})

@@ -316,6 +316,7 @@ class Target:
     max_num_seqs: int
     kernels: str
     origin: str = ""  # the folder or file that its weights came from
+    load_format: str = "auto"  # dummy: its weights are random, and a drafter's may be
 
 
 class QuietDrafter:

@@ -8,7 +8,7 @@ one that never guesses right. Knows files and names; must not know any format.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,18 +58,29 @@ class Renamed:
 
 
 class Checkpoint:
-    """A drafter's files. `files`: names of weight files that its format has beside the usual ones."""
+    """A drafter's files. `files`: names of weight files that its format has beside the usual ones.
 
-    def __init__(self, model: str | Path, files: tuple[str, ...] = (), strip: str = "", only: str = "") -> None:
+    make: of a config and its folder's name, tensors that stand for the files'.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        files: tuple[str, ...] = (),
+        strip: str = "",
+        only: str = "",
+        make: Callable[[dict[str, Any], str], Source] | None = None,
+    ) -> None:
         if not isinstance(model, str | Path):
             raise OptionError(f"model must be a folder's path or a hub id, {not_an_object(model)}")
-        self.path = loader.locate(str(model))
+        self.path = loader.locate(str(model), weights=make is None)
         self.label = str(self.path)
         if not self.path.is_dir():
             raise CheckpointError(f"{self.label} is no folder; a drafter of this kind is a folder with a config.json")
         where = self.path / "config.json"
         self.config: dict[str, Any] = read_object(where) if where.is_file() else {}
-        self.source = Renamed(FolderSource(self.path, files), strip, only)
+        made = FolderSource(self.path, files) if make is None else make(self.config, self.label)
+        self.source = Renamed(made, strip, only)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -162,6 +173,16 @@ def own_or_borrowed(weights: Weights, name: str, shape: tuple[int, int], borrowe
     return weights.matrix([name], [shape])
 
 
+def is_dummy(load_format: str | None, target: Target) -> bool:
+    """Whether a drafter's weights are to be random: what its own option says, else what the engine's does."""
+    return (target.load_format if load_format is None else load_format) == loader.DUMMY
+
+
+def check_load_format(load_format: Any) -> None:
+    if load_format not in (None, "auto", loader.DUMMY):
+        raise OptionError(f"load_format={load_format!r} is not known; allowed: auto, {loader.DUMMY}")
+
+
 def check_packing(quantization: Any) -> None:
     """How a drafter's float weights are packed at load. Acceptance is exact, so this changes nothing but speed."""
     if not isinstance(quantization, str) or quantization not in (*METHODS, FLOATS):
@@ -187,4 +208,14 @@ def packing(quantization: str, target: Target) -> str | None:
     return None if quantization == FLOATS or target.model.ops.name != "native" else quantization
 
 
-__all__ = ["Checkpoint", "Renamed", "chain_length", "check_options", "check_packing", "own_or_borrowed", "packing"]
+__all__ = [
+    "Checkpoint",
+    "Renamed",
+    "chain_length",
+    "check_load_format",
+    "check_options",
+    "check_packing",
+    "is_dummy",
+    "own_or_borrowed",
+    "packing",
+]

@@ -16,6 +16,7 @@ from paceline.cache.kv import KVCache
 from paceline.drafters import formats
 from paceline.drafters.base import Context, Needs, Target
 from paceline.drafters.chain import ChainReader
+from paceline.drafters.checkpoint import check_load_format, is_dummy
 from paceline.drafters.tree import Proposal
 from paceline.drafters.vocabulary import VocabularyMap, match
 from paceline.models import loader
@@ -29,6 +30,7 @@ class DraftModel:
 
     cross_vocabulary: draft with a model that has another tokenizer, through the tokens both vocabularies share.
     quantization: int8 or int4 packs its float weights at load, whatever the target's are (native kernels).
+    load_format: dummy makes random weights from its config.json, auto reads them; None: as the engine does.
     """
 
     model: Any
@@ -37,10 +39,12 @@ class DraftModel:
     dtype: str = "auto"
     tokenizer: Any = None
     quantization: str | None = None
+    load_format: str | None = None
 
     def __post_init__(self) -> None:
         check_count("num_draft_tokens", self.num_draft_tokens, 1)
         check_flag("cross_vocabulary", self.cross_vocabulary)
+        check_load_format(self.load_format)
 
     def create(self) -> DraftModelDrafter:
         return DraftModelDrafter(self)
@@ -71,7 +75,8 @@ class DraftModelDrafter(ChainReader):
 
 def load(config: DraftModel, target: Target) -> tuple[Model, VocabularyMap, int, torch.dtype]:
     """The model, its ids beside the target's, the position it can read no more, and the type it computes in."""
-    found = loader.find(config.model, config.tokenizer)
+    dummy = is_dummy(config.load_format, target) and isinstance(config.model, str | Path)
+    found = loader.find(config.model, config.tokenizer, load_format=loader.DUMMY if dummy else "auto")
     formats.check_tensors(found.source.label, found.source.names())
     sizes = (target.model.config.vocab_size, found.config.vocab_size)
     vocabulary = match(target.tokenizer, found.tokenizer, sizes, config.cross_vocabulary, target.device)

@@ -8,6 +8,7 @@ likely (EAGLE-2). P-EAGLE drafts a whole chain in one pass, places that are not 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -19,7 +20,8 @@ from paceline.cache.slots import Slots
 from paceline.drafters import eagle_form, speculators
 from paceline.drafters.base import Context, Needs, Taps, Target
 from paceline.drafters.cached import StateReader
-from paceline.drafters.checkpoint import Checkpoint, check_packing
+from paceline.drafters.checkpoint import Checkpoint, check_load_format, check_packing, is_dummy
+from paceline.drafters.eagle_dummy import make_dummy
 from paceline.drafters.eagle_form import Overrides
 from paceline.drafters.eagle_network import OWN, Network, Reading
 from paceline.drafters.tree import PADDING, ROOT, Proposal
@@ -47,6 +49,7 @@ class Eagle:
     norm_before_residual: whether an EAGLE-3 head adds to the normed state, where its config is wrong about it.
     min_probability: a chain ends where the head itself gives all of it a smaller chance; 0: at its end. No tree does.
     quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
+    load_format: dummy makes random weights from its config.json, auto reads them; None: as the engine does.
     """
 
     model: str
@@ -58,6 +61,7 @@ class Eagle:
     norm_before_residual: bool | None = None
     min_probability: float = 0.0
     quantization: str = "int8"
+    load_format: str | None = None
 
     def __post_init__(self) -> None:
         if self.num_draft_tokens is not None:
@@ -75,6 +79,7 @@ class Eagle:
         if self.norm_before_residual is not None:
             check_flag("norm_before_residual", self.norm_before_residual)
         check_packing(self.quantization)
+        check_load_format(self.load_format)
 
     def create(self) -> EagleDrafter:
         return EagleDrafter(self)
@@ -99,7 +104,8 @@ class EagleDrafter(StateReader):
 
     def plan(self, target: Target) -> Needs:
         config = self.config
-        checkpoint = Checkpoint(config.model, strip=eagle_form.STRIPPED)
+        make = partial(make_dummy, target=target) if is_dummy(config.load_format, target) else None
+        checkpoint = Checkpoint(config.model, strip=eagle_form.STRIPPED, make=make)
         kinds = speculators.TREES if config.tree == "dynamic" else () if self.trees else speculators.CHAINS
         said = speculators.draft_length(checkpoint.config, kinds, checkpoint.label)
         most = config.num_draft_tokens or said or DEFAULT_LENGTH

@@ -5,10 +5,20 @@ A budget sees how many sequences run and what earlier rounds cost. It answers a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import statistics
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
-from paceline.engine.stats import EngineStats
+from paceline.engine.stats import EngineStats, RoundRecord
+
+BUDGETS = ("auto", "fixed", "measured")
+TRIAL = 6  # rounds after which a number of nodes is judged
+REMEMBERED = 64  # rounds of each that count
+SETTLED = 16  # rounds between two looks at which is best
+REST, LONGEST_REST = 64, 1024  # rounds before another is tried again; twice as many each time
 
 
 class Budget(Protocol):
@@ -25,3 +35,89 @@ class FixedBudget:
 
     def choose(self, num_running: int, history: EngineStats) -> int:
         return self.max_nodes
+
+
+class MeasuredBudget:
+    """As many nodes as bring most tokens a second while about so many sequences run; 0 where drafting does not pay.
+
+    For each power of two of sequences it tries every number of `arms` for a few rounds, then stays with the best, and
+    tries the others again, ever more rarely. What it answers follows from the records alone; it reads each once.
+    ahead: rounds overlap with the host's work, so a round takes what lies between two that were read.
+    """
+
+    def __init__(self, max_nodes: int, ahead: bool = False) -> None:
+        self.ahead = ahead
+        halves = [2**power for power in reversed(range(max_nodes.bit_length())) if 2 * 2**power <= max_nodes]
+        self.arms = [max_nodes, 0, *halves]  # in the order they are tried
+        self._loads: dict[int, Load] = {}
+        self._seen = 0
+
+    def choose(self, num_running: int, history: EngineStats) -> int:
+        for record in self._unseen(history):
+            if record.nodes is not None and record.emitted:
+                seconds = record.verify_seconds
+                seconds += 0 if self.ahead else record.draft_seconds + record.rest_seconds
+                self._load(record.sequences).learn(record.nodes, record.emitted / record.sequences, seconds)
+        return self._load(num_running).arm
+
+    def _unseen(self, history: EngineStats) -> Iterator[RoundRecord]:
+        count = min(history.rounds - self._seen, len(history.recent))
+        self._seen = history.rounds
+        return islice(history.recent, len(history.recent) - count, None)
+
+    def _load(self, sequences: int) -> Load:
+        size = sequences.bit_length()
+        if size not in self._loads:
+            self._loads[size] = Load(self.arms)
+        return self._loads[size]
+
+
+@dataclass
+class Load:
+    """What is known while about so many sequences run."""
+
+    arms: list[int]
+    taken: dict[int, deque[tuple[float, float]]] = field(default_factory=dict)  # tokens of a sequence, seconds
+    tries: int = 0  # arms that were tried, over and over
+    left: int = TRIAL  # rounds until the next decision
+    rest: int = REST
+    rested: int = 0
+    arm: int = -1
+
+    def __post_init__(self) -> None:
+        self.taken = {nodes: deque(maxlen=REMEMBERED) for nodes in self.arms}
+        self.arm = self.arms[0]
+
+    def learn(self, nodes: int, tokens: float, seconds: float) -> None:
+        if nodes in self.taken:
+            self.taken[nodes].append((tokens, seconds))
+        if nodes != self.arm:  # a request's own limit, or a round that was launched before the last decision
+            return
+        self.left, self.rested = self.left - 1, self.rested + 1
+        if self.left <= 0:
+            self._decide()
+
+    def _decide(self) -> None:
+        """The next that nobody knows yet; else the best, and now and then another."""
+        unknown = [nodes for nodes in self.arms if len(self.taken[nodes]) < TRIAL]
+        best = max(self.arms, key=self.rate)
+        if unknown:
+            self.arm, self.left, self.rested = unknown[0], TRIAL, 0
+        elif self.rested >= self.rest and len(self.arms) > 1:
+            others = [nodes for nodes in self.arms if nodes != best]
+            self.arm, self.left, self.rested = others[self.tries % len(others)], TRIAL, 0
+            self.tries, self.rest = self.tries + 1, min(2 * self.rest, LONGEST_REST)
+        else:
+            self.arm, self.left = best, SETTLED
+
+    def rate(self, nodes: int) -> float:
+        """Tokens a second of one sequence. The median of seconds: a round in which something is made first is none."""
+        taken = self.taken[nodes]
+        if not taken:
+            return 0.0
+        tokens = statistics.fmean(tokens for tokens, _ in taken)
+        return tokens / max(statistics.median(seconds for _, seconds in taken), 1e-9)
+
+
+def make_budget(kind: str, max_nodes: int, ahead: bool) -> Budget:
+    return MeasuredBudget(max_nodes, ahead) if kind == "measured" and max_nodes else FixedBudget(max_nodes)

@@ -23,7 +23,7 @@ import torch
 from paceline.cache.slots import SPREAD
 from paceline.drafters.base import Drafter, Target
 from paceline.engine.account import Drafted, read_logprobs, read_prompt_logprobs
-from paceline.engine.budget import Budget, FixedBudget
+from paceline.engine.budget import Budget, FixedBudget, make_budget
 from paceline.engine.commit import append_tokens, take_back
 from paceline.engine.round import Plan, Round, Times
 from paceline.engine.runner import Runner
@@ -61,6 +61,7 @@ class Engine:
         self.cache, self.table, self.rule = runner.cache, runner.table, runner.rule
         self.stats = EngineStats()
         self.budget: Budget = FixedBudget(0)
+        self.budget_kind = "fixed"  # of drafters that come without one
         self.end_ids = frozenset(target.model.config.eos_ids)
         self._in_flight: deque[Round] = deque()
         self.updates: deque[Pending] = deque()  # for whoever asked for rounds to take, from the left
@@ -102,7 +103,8 @@ class Engine:
         self.runner.set_drafter(drafter)
         self.scheduler.beyond = int(drafter is not None and bool(drafter.taps.hidden))  # a pair at the newest place
         self.table.spread = SPREAD if drafter is not None and drafter.trees else 0
-        self.budget = budget or FixedBudget(drafter.max_nodes if drafter is not None else 0)
+        ahead = self.depth > 0 and drafter is not None and drafter.on_device
+        self.budget = budget or make_budget(self.budget_kind, 0 if drafter is None else drafter.max_nodes, ahead)
         self.stats.watch(drafter.name if drafter is not None and drafter.learned else None)
 
     @property
@@ -165,7 +167,7 @@ class Engine:
             self._read_all()
             planned = self.scheduler.schedule(budget)
         if planned:
-            plan = Plan.of(planned)
+            plan = Plan.of(planned, budget)
             if self.runner.listener is not None:
                 self.runner.note(self.runner.listener, plan)
             round = self.runner.run(plan, times)
@@ -273,11 +275,10 @@ class Engine:
 
     def _record(self, round: Round, drafted: Drafted, told: list[Told]) -> tuple[float, float, float]:
         """Seconds of drafting, verifying and the rest."""
-        seconds = round.times.spent(self._last_read)
-        self._last_read = round.times.read
+        seconds, self._last_read = round.times.spent(self._last_read), round.times.read
         context = sum(reaches_of(round.plan.work))
         proposed = sum([drafted.sizes[item.number] for item in told if item.number < round.plan.num_sampling])
-        accepted, emitted = sum([item.accepted for item in told]), sum([len(item.kept) for item in told])
-        sizes = len(round.batch.ids), len(round.plan.sequences), context, proposed, accepted, emitted
-        self.stats.add(RoundRecord(*sizes, *seconds))
+        counts = proposed, sum([item.accepted for item in told]), sum([len(item.kept) for item in told])
+        nodes = round.plan.budget if all(work.count == 1 for work in round.plan.work) else None
+        self.stats.add(RoundRecord(len(round.batch.ids), len(round.plan.sequences), context, *counts, *seconds, nodes))
         return seconds

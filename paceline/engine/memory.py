@@ -10,13 +10,19 @@ from typing import NamedTuple
 import torch
 
 from paceline.cache.slots import SPREAD
+from paceline.drafters.base import Target
 from paceline.engine.options import EngineOptions
 from paceline.errors import OptionError
 from paceline.kernels.ops import LayerSpec
+from paceline.models.config import ModelConfig
 
 CPU_CACHE_LIMIT = 4 * 2**30
 DEFAULT_SHARE = 0.9
 ROOT = Path("/")
+# On an accelerator, beside weights and cache. Rounds that are captured share one pool, so there are two of the largest.
+ROUNDS_AT_ONCE = 2
+CODE_BYTES = 256 * 2**20  # kernels and graphs themselves
+STREAMS, WIDE_STREAMS, LOGIT_COPIES = 8, 3, 4  # tensors alive at a time: as wide as the state, as the feed-forward; [V]
 
 
 def page_bytes(specs: Sequence[LayerSpec], block_size: int, tail_bytes: int) -> int:
@@ -34,11 +40,26 @@ def check_room(wanted: int, device: torch.device) -> None:
         )
 
 
+def round_bytes(config: ModelConfig, dtype: torch.dtype, num_rows: int, num_sampled: int) -> int:
+    """What the largest round allocates while it runs: activations of all rows, float32 logits of those looked at."""
+    attention = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    width = STREAMS * config.hidden_size + WIDE_STREAMS * config.intermediate_size + attention
+    return num_rows * width * dtype.itemsize + num_sampled * config.vocab_size * 4 * LOGIT_COPIES
+
+
+def working_bytes(target: Target, num_rows: int, num_nodes: int) -> int:
+    """What is kept free for rounds of so many rows, with so many drafts each; nothing where memory grows as needed."""
+    if target.device.type == "cpu":
+        return 0
+    sampled = min(target.max_num_seqs * (1 + num_nodes), max(num_rows, target.max_num_seqs))
+    return CODE_BYTES + ROUNDS_AT_ONCE * round_bytes(target.model.config, target.dtype, num_rows, sampled)
+
+
 @dataclass(frozen=True)
 class Room:
     """What pages are counted from: a device, the longest sequence, and how many rows a round has at most.
 
-    reserved_bytes: what will be allocated later and is not the cache's: the drafter's weights.
+    reserved_bytes: what will be allocated later and is not the cache's: rounds at work, what a drafter says it needs.
     """
 
     device: torch.device
@@ -138,10 +159,16 @@ def free_bytes(device: torch.device, share: float | None) -> int | None:
     """What may be used: on a GPU its share of all, less what is taken; on a CPU its share of what is available."""
     share = share or DEFAULT_SHARE
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
+        free, total = ask_device(device)
         return max(0, int(free - (1 - share) * total))
     found = available_bytes(ROOT)
     return None if found is None else int(found * share)
+
+
+def ask_device(device: torch.device) -> tuple[int, int]:
+    """What is free of an accelerator's memory and what there is, once PyTorch has given back what it only holds."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)
 
 
 def available_bytes(root: Path) -> int | None:

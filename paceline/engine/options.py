@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.engine.budget import BUDGETS
 from paceline.errors import OptionError
 from paceline.params import check_count, check_flag, check_seed
 
-IMPLS = ("auto", "paceline", "transformers")
+WORDS = {"model_impl": ("auto", "paceline", "transformers"), "load_format": ("auto", "dummy"), "budget": BUDGETS}
 COUNTS = (
     "block_size",
     "max_num_seqs",
@@ -17,6 +18,7 @@ COUNTS = (
     "max_batched_tokens",
     "num_pages",
 )
+FLAGS = ("enforce_eager", "mla_use_matrix_absorption", "trust_remote_code", "skip_tokenizer_init", "accept_licence")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class EngineOptions:
     max_batched_tokens: the most rows of one forward; by default 256 on a CPU, else 2048.
     num_pages: pages of the cache, instead of counting what fits into memory.
     prefix_caching: share the pages of prompts that begin alike.
+    budget: how much is drafted: fixed, all that the drafter may; measured, what brings most tokens a second while so
+      many sequences run, from what rounds cost; auto, measured on an accelerator and fixed on a CPU.
     acceptance: the rule: exact keeps every token; rejection and block keep the distribution; typical keeps neither.
     kernels: one of auto, native (CPU), triton (GPU), torch, reference.
     enforce_eager: launch every round kernel by kernel, instead of replaying what was captured (GPU).
@@ -42,6 +46,8 @@ class EngineOptions:
     mla_use_matrix_absorption: whether models like DeepSeek's cache the row that keys and values are made of, or these.
     model_impl: whose code runs the model: paceline, transformers (the fallback), or auto, ours where there is some.
     trust_remote_code: run the code that comes with a checkpoint, if neither paceline nor transformers has its own.
+    load_format: auto reads the weights there are; dummy makes random ones from a folder's config.json, for measuring.
+    skip_tokenizer_init: do without a tokenizer: token ids in and out, and no text.
     prompt_template: llama, vicuna, a Jinja file, or a text with {input_text} in it.
     tensor_parallel_size: devices to spread the model over; 1 for now.
     seed: of the run: a request without its own gets one made of this and of its number in the run.
@@ -59,6 +65,7 @@ class EngineOptions:
     max_batched_tokens: int | None = None
     num_pages: int | None = None
     prefix_caching: bool = True
+    budget: str = "auto"
     acceptance: str = "exact"
     kernels: str = "auto"
     enforce_eager: bool = False
@@ -66,6 +73,8 @@ class EngineOptions:
     mla_use_matrix_absorption: bool = True
     model_impl: str = "auto"
     trust_remote_code: bool = False
+    load_format: str = "auto"
+    skip_tokenizer_init: bool = False
     prompt_template: str | None = None
     tensor_parallel_size: int = 1
     seed: int | None = None
@@ -81,9 +90,10 @@ class EngineOptions:
             if value is not None:
                 check_count(name, value, 1)
                 object.__setattr__(self, name, int(value))
-        if self.model_impl not in IMPLS:
-            raise OptionError(f"model_impl={self.model_impl!r} is not known; allowed: {', '.join(IMPLS)}")
-        for flag in ("enforce_eager", "mla_use_matrix_absorption", "trust_remote_code", "accept_licence"):
+        for name, words in WORDS.items():
+            if getattr(self, name) not in words:
+                raise OptionError(f"{name}={getattr(self, name)!r} is not known; allowed: {', '.join(words)}")
+        for flag in FLAGS:
             check_flag(flag, getattr(self, flag))
         if self.seed is not None:
             check_seed(self.seed)

@@ -43,16 +43,17 @@ class Plan:
     work: list[Work]
     num_drafting: int
     num_sampling: int
+    budget: int = 0  # nodes that each might have
 
     @classmethod
-    def of(cls, planned: list[tuple[Sequence, Work]]) -> Plan:
+    def of(cls, planned: list[tuple[Sequence, Work]], budget: int) -> Plan:
         kinds: tuple[list[tuple[Sequence, Work]], ...] = ([], [], [])
         for sequence, work in planned:
             samples = work.start is None or work.start + work.count == len(sequence.tokens)
             kinds[0 if work.num_nodes else 1 if samples else 2].append((sequence, work))
         ordered = [*kinds[0], *kinds[1], *kinds[2]]
         counts = len(kinds[0]), len(kinds[0]) + len(kinds[1])
-        return cls([sequence for sequence, _ in ordered], [work for _, work in ordered], *counts)
+        return cls([sequence for sequence, _ in ordered], [work for _, work in ordered], *counts, budget)
 
     def fit(self, sizes: list[int]) -> None:
         """As many nodes as were proposed for each that samples."""

@@ -22,6 +22,7 @@ from paceline.kernels.cpu.library import SOURCES
 from paceline.models import catalog, hub
 from paceline.models.base import Model
 from paceline.models.config import ModelConfig
+from paceline.models.dummy import DummySource, DummyWeights
 from paceline.models.families import FAMILIES
 from paceline.models.folder_tokenizer import find_tokenizer
 from paceline.models.gguf import GGUFFile
@@ -34,6 +35,8 @@ from paceline.models.weights import Source, Weights
 
 log = logging.getLogger("paceline")
 
+DUMMY = "dummy"
+NEEDS_FOLDER = "load_format='dummy' takes a folder with a config.json"
 DTYPES = {
     "auto": None,
     "float16": torch.float16,
@@ -97,16 +100,24 @@ def find_dtype(name: str | torch.dtype, config: ModelConfig, device: torch.devic
     return DTYPES.get(config.torch_dtype or "") or torch.bfloat16
 
 
-def find(model: Any, tokenizer: Any = None, impl: str = "auto", trust: bool = False) -> Found:
+def find(
+    model: Any, tokenizer: Any = None, impl: str = "auto", trust: bool = False, load_format: str = "auto"
+) -> Found:
     """Locate a model and read its config and tokenizer, not its weights.
 
     impl: whose code runs it: ours (paceline), transformers' (the fallback), or ours where there is some (auto).
     trust: run code that comes with a checkpoint, where no other is known for it.
+    load_format: dummy makes random weights from the config, and reads none.
     """
+    dummy = load_format == DUMMY
     if not isinstance(model, str | Path):
+        if dummy:
+            raise OptionError(f"{NEEDS_FOLDER}, {not_an_object(model)}")
         return _find_object(model, tokenizer, impl)
-    path = locate(str(model), trust)
+    path = locate(str(model), trust, weights=not dummy)
     if path.suffix == ".gguf":
+        if dummy:
+            raise OptionError(f"{NEEDS_FOLDER}, not the GGUF file {path}")
         if impl == "transformers":
             raise OptionError("model_impl='transformers' runs Hugging Face folders and objects, not a GGUF file")
         file = GGUFFile(path)
@@ -120,7 +131,10 @@ def find(model: Any, tokenizer: Any = None, impl: str = "auto", trust: bool = Fa
     raw = read_raw(path)
     tokenizer = path if tokenizer is None else tokenizer
     if _ours(raw.get("model_type"), impl):
-        return Found(read_config(path, raw), FolderSource(path), read_tokenizer(tokenizer, trust))
+        source = DummySource(str(path)) if dummy else FolderSource(path)
+        return Found(read_config(path, raw), source, read_tokenizer(tokenizer, trust))
+    if dummy:
+        raise OptionError(f"load_format='dummy' is for models that paceline runs itself: {', '.join(FAMILIES)}")
     from paceline.models import fallback_files
 
     whole = fallback_files.find_folder(path, raw, trust)
@@ -144,10 +158,10 @@ def _find_object(model: Any, tokenizer: Any, impl: str) -> Found:
     return Found(fallback_files.read_config(whole, eos), ModelSource(model), read_tokenizer(tokenizer), whole)
 
 
-def locate(name: str, code: bool = False) -> Path:
+def locate(name: str, code: bool = False, weights: bool = True) -> Path:
     """An alias is fetched, a path taken as it is; a hub id, OWNER/NAME or an old NAME alone, is asked of the hub.
 
-    code: with the code that comes with it.
+    code: with the code that comes with it; weights: with those.
     """
     if name in catalog.ALIASES:
         return catalog.ensure(catalog.ALIASES[name])
@@ -163,7 +177,8 @@ def locate(name: str, code: bool = False) -> Path:
         hint = f"; did you mean {near!r}?" if near else ""
         raise CheckpointError(f"{missing} or a hub id{hint}")
     try:
-        return hub.download(name, (*hub.EVERYTHING, "*.py")) if code else hub.download(name)
+        wanted = hub.EVERYTHING if weights else hub.TOKENIZER
+        return hub.download(name, (*wanted, "*.py") if code else wanted)
     except CheckpointError as error:
         raise error if "/" in name else CheckpointError(f"{missing}; {error}") from None
 
@@ -217,7 +232,8 @@ def build(
     if ops.name == "native":
         dtype = torch.float32
     tiles = find_tiles(ops, found.source, dtype)
-    weights = Weights(found.source, ops, dtype, device, tiles)
+    kind = DummyWeights if isinstance(found.source, DummySource) else Weights
+    weights = kind(found.source, ops, dtype, device, tiles)
     model = FAMILIES[config.architecture].build(config, ops, weights, max_position)
     if tiles is not None:
         keep_tiles(tiles)

@@ -7,6 +7,7 @@ becomes a tensor of the model's dtype.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -60,8 +61,8 @@ class Weights:
         self.kinds: set[str] = set()  # of the matrices' blocks; "float" for those in none
 
     def under(self, prefix: str) -> Weights:
-        view = Weights(self.source, self.ops, self.dtype, self.device, self.tiles)
-        view.prefix, view.used, view.kinds = self.prefix + prefix, self.used, self.kinds
+        view = copy.copy(self)  # what is used and of which kind is noted in one place
+        view.prefix += prefix
         return view
 
     def has(self, name: str) -> bool:

@@ -102,6 +102,7 @@ def test_every_field_has_its_line(kind: type) -> None:
 
 UNTYPED = {"logits_processors"}  # functions
 SETTLED = {"max_num_seqs", "prefix_caching", "default_max_tokens", "max_draft_tokens", "prompt_logprobs"} | UNTYPED
+SETTLED |= {"skip_tokenizer_init", "detokenize"}  # commands write text
 LEFT_OUT = {  # what a command settles itself, or has no use for
     "generate": SETTLED,
     "chat": SETTLED | {"n", "logprobs"},

@@ -31,6 +31,7 @@ OPTIONS: dict[str, Any] = {
     "ignore_eos": bool | None,
     "trust_remote_code": bool | None,
     "model_impl": str | None,
+    "load_format": str | None,
     **dict.fromkeys(("model", "dtype", "device", "quantization", "template", "acceptance"), str | None),
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty", "gpu_memory_utilization"), float | None),
     **dict.fromkeys(("num_draft_tokens", "max_tokens", "min_tokens", "top_k", "seed", "max_model_len"), int | None),

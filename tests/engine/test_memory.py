@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,6 +152,41 @@ def test_pages_that_were_asked_for_bound_those_under_windows_too() -> None:
     assert sizes(LOCAL, GLOBAL, num_pages=70) == (70, 64, 70)
     assert sizes(LOCAL, GLOBAL, num_pages=400, max_num_seqs=2) == (400, 64, 2 * 10 + 6)
     assert sizes(LOCAL, GLOBAL, length=64, num_pages=5) == (5, None, 0), "nothing is ever out of sight"
+
+
+def test_on_an_accelerator_its_share_less_what_is_taken_is_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 GiB, of which weights and others have taken 24: nine tenths of all are 72, so 48 are left."""
+    reports = {"cuda:1": (56 * GIB, 80 * GIB)}
+    monkeypatch.setattr(memory, "ask_device", lambda device: reports[str(device)])
+    gpu = torch.device("cuda:1")
+
+    def count(reserved: int = 0, **options: Any) -> int:
+        given = EngineOptions(block_size=16, max_num_seqs=10**6, **options)
+        return count_pages(2**20, Room(gpu, 32, 2048, reserved), given)
+
+    assert count() == 48 * 1024
+    assert count(gpu_memory_utilization=0.5) == 16 * 1024
+    assert count(reserved=8 * GIB) == 40 * 1024
+    with pytest.raises(OptionError, match="the memory left holds 0 tokens of cache"):
+        count(gpu_memory_utilization=0.3)
+    with pytest.raises(OptionError, match="takes 57344 MiB and 56320 MiB are left"):
+        reports["cuda:1"] = (55 * GIB, 80 * GIB)
+        memory.check_room(56 * GIB, gpu)
+
+
+def test_rounds_at_work_have_room_of_their_own_on_an_accelerator() -> None:
+    """By hand for Llama's 8B: 2048 rows of 8 states, 3 wide ones and a qkv; 64 sequences with 5 drafts each."""
+    llm = LLM(tiny_model(), device="cpu", max_model_len=64, num_pages=5)
+    assert memory.working_bytes(llm.engine.target, 256, 5) == 0, "a CPU's memory grows as needed"
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    config = replace(llm.config, vocab_size=128256, **sizes)
+    model = SimpleNamespace(config=config)
+    target: Any = SimpleNamespace(model=model, device=torch.device("cuda"), dtype=torch.bfloat16, max_num_seqs=64)
+    rows = 2048 * (8 * 4096 + 3 * 14336 + 48 * 128) * 2
+    logits = 4 * 4 * 128256
+    assert memory.working_bytes(target, 2048, 5) == memory.CODE_BYTES + 2 * (rows + 64 * 6 * logits)
+    assert memory.working_bytes(target, 2048, 0) == memory.CODE_BYTES + 2 * (rows + 64 * logits)
+    assert memory.working_bytes(target, 2048, 63) == memory.CODE_BYTES + 2 * (rows + 2048 * logits), "no more than rows"
 
 
 def test_a_system_that_does_not_tell_gets_a_sentence_and_num_pages_helps(

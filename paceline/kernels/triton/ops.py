@@ -18,7 +18,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.kernels.eager import EagerForward, EagerOps
-from paceline.kernels.ops import FINAL, Describes, Experts, Head, Heads, Hidden, Inputs, LayerCache, Layout, Span, Weight
+from paceline.kernels.ops import (
+    FINAL,
+    Describes,
+    Experts,
+    Head,
+    Heads,
+    Hidden,
+    Inputs,
+    LayerCache,
+    Layout,
+    Span,
+    Weight,
+)
 from paceline.kernels.triton import heads as head_kernels
 from paceline.kernels.triton import rows as row_kernels
 from paceline.kernels.triton.attention import Look, Tiles, attend, chunks_of, splits_of, tiles_of
