@@ -35,7 +35,7 @@ def place(T, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexp
 
 
 @triton.jit
-def prefetch_rows(w, row_numbers, stride, K: tl.constexpr, LINES: tl.constexpr):
+def prefetch_rows(w, row_numbers, stride, K, LINES: tl.constexpr):
     """The first lines of some of the weight's rows: no kernel writes them."""
     at = tl.arange(0, LINES) * 64
     prefetch(w + row_numbers[:, None] * stride + tl.minimum(at, K - 1)[None, :])
@@ -67,11 +67,14 @@ def product(
     best_ids,  # [T, blocks] int32
     T,
     N,
+    K,
     x_stride,
     w_stride,
     residual_stride,
+    share,  # 1 / K
     eps,
-    K: tl.constexpr,
+    EVEN: tl.constexpr,  # K is a multiple of BLOCK_K
+    STEPS: tl.constexpr,  # of the sum, where they are known beforehand, else 0
     NORM: tl.constexpr,
     GATE: tl.constexpr,  # an activation's name or ""
     BLOCK_M: tl.constexpr,
@@ -100,9 +103,8 @@ def product(
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     squares = tl.zeros((BLOCK_M, BLOCK_K if NORM == 1 else 16), dtype=tl.float32)
-    EVEN: tl.constexpr = K % BLOCK_K == 0
     WEIGHTS: tl.constexpr = "evict_first" if BLOCK_M <= 64 else ""
-    for step in range(tl.cdiv(K, BLOCK_K)):
+    for step in range(STEPS if STEPS > 0 else tl.cdiv(K, BLOCK_K)):
         if EVEN:
             a = tl.load(x_at, mask=there, other=0.0, eviction_policy="evict_last")
             b = tl.load(w_at, eviction_policy=WEIGHTS)
@@ -132,7 +134,7 @@ def product(
     stored = there & (cols < N)[None, :]
     if NORM != 0:
         if NORM == 1:
-            factor = factor_of(squares, eps, BLOCK_M, K)
+            factor = factor_of(squares, share, eps, BLOCK_M)
         else:
             factor = tl.load(factors + rows, mask=rows < T, other=0.0)
         acc *= factor[:, None]

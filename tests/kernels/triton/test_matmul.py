@@ -127,7 +127,7 @@ def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyP
     tiles = [Tile(16, 16, 64), Tile(16, 64, 128, warps=8, stages=3), Tile(32, 32, 256, group=1), Tile(128, 64, 64)]
     made = []
     for tile in tiles:
-        monkeypatch.setattr(module, "_tile", lambda *given, tile=tile: tile)
+        monkeypatch.setattr(module, "find_tile", lambda *given, tile=tile: tile)
         made.append(torch.cat([module.matmul(x, weight), module.matmul(x, weight, norm=norm)]))
     assert all(torch.equal(one, made[0]) for one in made)
 
