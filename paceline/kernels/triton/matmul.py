@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paceline.kernels.ops import ACTIVATIONS
 from paceline.kernels.triton import product
@@ -24,7 +25,7 @@ FOLD_ROWS = 16  # beyond so many rows a norm is made once, by a kernel of its ow
 class Norm:
     """An rms norm in front of a product."""
 
-    weight: Tensor  # [K]
+    weight: Tensor  # [K]; in float32 it is fetched ahead, in 16 bits not
     eps: float
 
 
@@ -115,16 +116,21 @@ def launch(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile | 
     if around.norm is not None and x.shape[0] > FOLD_ROWS:
         x, factors = fold(x, around.norm)
         around = replace(around, norm=None, factors=factors)
-    grid, given, options = arguments(x, weight, out, around, tile)
-    product.product[grid](*given, **options)
+    kernel, grid, given, options = arguments(x, weight, out, around, tile)
+    kernel[grid](*given, **options)
 
 
 def arguments(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile) -> Any:
-    """What the kernel is launched with: grid, arguments, options."""
+    """A launch: kernel, grid, arguments, options."""
     (rows, depth), width, norm, residual = x.shape, out.shape[1], around.norm, around.residual
     kind = product.FOLDED if norm is not None else product.PLAIN if around.factors is None else product.FACTORS
+    kernel, rows_given, weight_given = product.product, x, weight
+    if tile.boxes and norm is None and all(map(_has_boxes, (x, weight))):
+        kernel = product.product_of_boxes
+        rows_given = TensorDescriptor.from_tensor(x, [tile.m, tile.k])
+        weight_given = TensorDescriptor.from_tensor(weight, [tile.n, tile.k])
     given = (
-        x, weight, out, around.bias, residual, None if norm is None else norm.weight, around.factors,
+        rows_given, weight_given, out, around.bias, residual, None if norm is None else norm.weight, around.factors,
         *(around.bests or (None, None)), rows, width, depth, x.stride(0), weight.stride(0),
         0 if residual is None else residual.stride(0), 1.0 / depth, 0.0 if norm is None else norm.eps,
     )  # fmt: skip
@@ -135,4 +141,10 @@ def arguments(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile
         "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP": tile.group, "AHEAD": tile.ahead,
         "PDL": PDL, "WIDEN": INTERPRETED, **launching(tile.warps, tile.stages),
     }  # fmt: skip
-    return (triton.cdiv(rows, tile.m) * triton.cdiv(width, tile.n),), given, options
+    return kernel, (triton.cdiv(rows, tile.m) * triton.cdiv(width, tile.n),), given, options
+
+
+def _has_boxes(matrix: Tensor) -> bool:
+    """Whether its rows begin where the device can copy boxes of them."""
+    size = matrix.element_size()
+    return size == 2 and matrix.stride(0) * size % 16 == 0 and matrix.data_ptr() % 16 == 0

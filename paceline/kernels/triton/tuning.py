@@ -19,7 +19,6 @@ import triton
 from torch import Tensor
 from triton.runtime._async_compile import AsyncCompileMode
 
-from paceline.kernels.triton import product
 from paceline.kernels.triton.matmul import FOLD_ROWS, Around, Norm, arguments, launch
 from paceline.kernels.triton.tiles import Shape, Tile, choose, measured
 
@@ -79,6 +78,7 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
             wide = n // halves
             if (m + n) * k * 2 * stages <= SHARED and wide >= 16:
                 found[Tile(m, wide, k, warps, stages)] = None
+                found[Tile(m, wide, k, warps, stages, boxes=True)] = None
     return list(found)
 
 
@@ -90,7 +90,7 @@ def operands(
     height = shape.n * (2 if shape.gate else 1)
     copies = min(MOST_COPIES, -(-BEYOND_CACHE // (height * shape.k * dtype.itemsize)))
     weights = [torch.randn(height, shape.k, device=device, dtype=dtype) * shape.k**-0.5 for _ in range(copies)]
-    norm = Norm(torch.ones(shape.k, device=device, dtype=dtype), 1e-5) if shape.folded else None
+    norm = Norm(torch.ones(shape.k, device=device), 1e-5) if shape.folded else None
     out = torch.empty(rows, shape.n, device=device, dtype=dtype)
     return x, weights, out, Around(norm=norm, gate="silu" if shape.gate else None)
 
@@ -99,8 +99,8 @@ def prepare(products: Iterable[tuple[Tensor, Tensor, Tensor, Around, Tile]]) -> 
     """Compile the kernels of all these products, many at a time. What cannot be compiled fails when it is launched."""
     with ThreadPoolExecutor(THREADS) as pool, AsyncCompileMode(pool, ignore_errors=True):
         for x, weight, out, around, tile in products:
-            grid, given, options = arguments(x, weight, out, around, tile)
-            product.product.warmup(*given, grid=grid, **options)
+            kernel, grid, given, options = arguments(x, weight, out, around, tile)
+            kernel.warmup(*given, grid=grid, **options)
 
 
 def measure(calls: Sequence[Callable[[], Any]], repeats: int = 4) -> float:
