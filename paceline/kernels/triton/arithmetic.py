@@ -29,9 +29,9 @@ def sum_lanes(v, ROWS: tl.constexpr):
 
 
 @triton.jit
-def factor_of(squares, eps, ROWS: tl.constexpr, K: tl.constexpr):
-    """An rms norm's factor by the squares of K columns in 128 lanes."""
-    return tl.rsqrt(sum_lanes(squares, ROWS) * (1.0 / K) + eps)
+def factor_of(squares, share, eps, ROWS: tl.constexpr):
+    """An rms norm's factor by the squares of its columns in 128 lanes; share: one over their number."""
+    return tl.rsqrt(sum_lanes(squares, ROWS) * share + eps)
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def row_factor(x, y, eps, K: tl.constexpr):
             values = add(values, tl.load(y + at, mask=at < K, other=0.0))
         wide = values.to(tl.float32)
         squares += wide * wide
-    return factor_of(squares, eps, 1, K)
+    return factor_of(squares, 1.0 / K, eps, 1)
 
 
 @triton.jit

@@ -132,7 +132,7 @@ def head_factors(at, there, eps, HEADS: tl.constexpr, D: tl.constexpr):
         mask = there[:, None] & (columns < D)[None, :]
         wide = tl.load(at[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         squares += wide * wide
-    return factor_of(squares, eps, HEADS, D)
+    return factor_of(squares, 1.0 / D, eps, HEADS)
 
 
 @triton.jit

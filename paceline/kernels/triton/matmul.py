@@ -5,11 +5,13 @@ Every result is row-invariant: bits depend on a row and the weight, neither on h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paceline.kernels.ops import ACTIVATIONS
 from paceline.kernels.triton import product
@@ -23,7 +25,7 @@ FOLD_ROWS = 16  # beyond so many rows a norm is made once, by a kernel of its ow
 class Norm:
     """An rms norm in front of a product."""
 
-    weight: Tensor  # [K]
+    weight: Tensor  # [K]; in float32 it is fetched ahead, in 16 bits not
     eps: float
 
 
@@ -44,14 +46,14 @@ def matmul(
         raise ValueError(f"gate must be one of {', '.join(ACTIVATIONS)}, not {gate!r}")
     width = weight.shape[0] if gate is None else weight.shape[0] // 2
     out = torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
-    _launch(x, weight, out, _Around(bias, norm, residual, gate))
+    launch(x, weight, out, Around(bias, norm, residual, gate))
     return out
 
 
 def logits(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
     """x [R, K] · weight [V, K]ᵀ → [R, V] float32, unrounded."""
     out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
-    _launch(x, weight, out, _Around(norm=norm))
+    launch(x, weight, out, Around(norm=norm))
     return out
 
 
@@ -59,11 +61,11 @@ def logits_best(x: Tensor, weight: Tensor, norm: Norm | None = None) -> tuple[Te
     """`logits`, and [R] int64 the lowest id of each row's largest: -1 where none is above -inf or one is NaN."""
     rows, width = x.shape[0], weight.shape[0]
     out = torch.empty(rows, width, dtype=torch.float32, device=x.device)
-    tile = _tile(x, weight, False, norm)
+    tile = find_tile(rows, shape_of(x, weight, False, norm), x.dtype)
     blocks = triton.cdiv(width, tile.n)
     values = torch.empty(rows, blocks, dtype=torch.float32, device=x.device)
     ids = torch.empty(rows, blocks, dtype=torch.int32, device=x.device)
-    _launch(x, weight, out, _Around(norm=norm, bests=(values, ids)))
+    launch(x, weight, out, Around(norm=norm, bests=(values, ids)), tile)
     best = torch.empty(rows, dtype=torch.int64, device=x.device)
     if rows:
         size = triton.next_power_of_2(blocks)
@@ -85,44 +87,64 @@ def fold(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class _Around:
+class Around:
     """What is done on the way."""
 
     bias: Tensor | None = None
     norm: Norm | None = None
     residual: Tensor | None = None
     gate: str | None = None
-    bests: tuple[Tensor, Tensor] | None = None
+    bests: tuple[Tensor, Tensor] | None = None  # [T, blocks] values and ids
+    factors: Tensor | None = None  # [T] of rows that are scaled already
 
 
-def _tile(x: Tensor, weight: Tensor, gate: bool, norm: Norm | None) -> Tile:
+def shape_of(x: Tensor, weight: Tensor, gate: bool, norm: Norm | None) -> Shape:
     folded = norm is not None and x.shape[0] <= FOLD_ROWS
-    shape = Shape(weight.shape[0] // 2 if gate else weight.shape[0], weight.shape[1], gate, folded)
-    return find_tile(x.shape[0], shape, x.dtype)
+    return Shape(weight.shape[0] // 2 if gate else weight.shape[0], weight.shape[1], gate, folded)
 
 
-def _launch(x: Tensor, weight: Tensor, out: Tensor, around: _Around) -> None:
-    (rows, depth), width = x.shape, out.shape[1]
-    if x.dtype != weight.dtype or depth != weight.shape[1] or x.stride(1) != 1 or weight.stride(1) != 1:
+def launch(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile | None = None) -> None:
+    """One product into `out`; tile: another than the table's."""
+    if x.dtype != weight.dtype or x.shape[1] != weight.shape[1] or x.stride(1) != 1 or weight.stride(1) != 1:
         raise ValueError(
             "a product needs rows [T, K] and a weight [N, K] of one dtype, each row's values side by side; given "
             f"{x.dtype} {tuple(x.shape)} and {weight.dtype} {tuple(weight.shape)}"
         )
-    if not rows:
+    if not x.shape[0]:
         return
-    norm, tile = around.norm, _tile(x, weight, around.gate is not None, around.norm)
-    kind, factors = product.PLAIN, None
-    if norm is not None and rows > FOLD_ROWS:
-        kind, (x, factors) = product.FACTORS, fold(x, norm)
-    elif norm is not None:
-        kind = product.FOLDED
-    values, ids = around.bests or (None, None)
-    residual = around.residual
-    grid = (triton.cdiv(rows, tile.m) * triton.cdiv(width, tile.n),)
-    product.product[grid](
-        x, weight, out, around.bias, residual, None if norm is None else norm.weight, factors, values, ids,
-        rows, width, x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0),
-        0.0 if norm is None else norm.eps,
-        K=depth, NORM=kind, GATE=around.gate or "", BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
-        GROUP=tile.group, AHEAD=tile.ahead, PDL=PDL, WIDEN=INTERPRETED, **launching(tile.warps, tile.stages),
+    tile = tile or find_tile(x.shape[0], shape_of(x, weight, around.gate is not None, around.norm), x.dtype)
+    if around.norm is not None and x.shape[0] > FOLD_ROWS:
+        x, factors = fold(x, around.norm)
+        around = replace(around, norm=None, factors=factors)
+    kernel, grid, given, options = arguments(x, weight, out, around, tile)
+    kernel[grid](*given, **options)
+
+
+def arguments(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile) -> Any:
+    """A launch: kernel, grid, arguments, options."""
+    (rows, depth), width, norm, residual = x.shape, out.shape[1], around.norm, around.residual
+    kind = product.FOLDED if norm is not None else product.PLAIN if around.factors is None else product.FACTORS
+    kernel, rows_given, weight_given = product.product, x, weight
+    if tile.boxes and norm is None and all(map(_has_boxes, (x, weight))):
+        kernel = product.product_of_boxes
+        rows_given = TensorDescriptor.from_tensor(x, [tile.m, tile.k])
+        weight_given = TensorDescriptor.from_tensor(weight, [tile.n, tile.k])
+    given = (
+        rows_given, weight_given, out, around.bias, residual, None if norm is None else norm.weight, around.factors,
+        *(around.bests or (None, None)), rows, width, depth, x.stride(0), weight.stride(0),
+        0 if residual is None else residual.stride(0), 1.0 / depth, 0.0 if norm is None else norm.eps,
     )  # fmt: skip
+    # The interpreter cannot count to a number it was given; compiled, one kernel serves every K.
+    steps = triton.cdiv(depth, tile.k) if INTERPRETED else 0
+    options = {
+        "EVEN": depth % tile.k == 0, "STEPS": steps, "NORM": kind, "GATE": around.gate or "",
+        "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP": tile.group, "AHEAD": tile.ahead,
+        "PDL": PDL, "WIDEN": INTERPRETED, **launching(tile.warps, tile.stages),
+    }  # fmt: skip
+    return kernel, (triton.cdiv(rows, tile.m) * triton.cdiv(width, tile.n),), given, options
+
+
+def _has_boxes(matrix: Tensor) -> bool:
+    """Whether its rows begin where the device can copy boxes of them."""
+    size = matrix.element_size()
+    return size == 2 and matrix.stride(0) * size % 16 == 0 and matrix.data_ptr() % 16 == 0

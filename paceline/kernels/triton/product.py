@@ -35,7 +35,7 @@ def place(T, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexp
 
 
 @triton.jit
-def prefetch_rows(w, row_numbers, stride, K: tl.constexpr, LINES: tl.constexpr):
+def prefetch_rows(w, row_numbers, stride, K, LINES: tl.constexpr):
     """The first lines of some of the weight's rows: no kernel writes them."""
     at = tl.arange(0, LINES) * 64
     prefetch(w + row_numbers[:, None] * stride + tl.minimum(at, K - 1)[None, :])
@@ -54,6 +54,31 @@ def leave_best(values, ids, acc, cols, N, number, blocks, rows, T):
     tl.store(ids + at, tl.where(wrong > 0, -2, winner), mask=rows < T)
 
 
+@triton.jit
+def finish(
+    acc, up, factor, rows, cols, tile_col, out, bias, residual, best_values, best_ids, T, N, residual_stride,
+    NORM: tl.constexpr, GATE: tl.constexpr,
+):  # fmt: skip
+    """What is done to a tile's sums, in float32, before they are rounded and stored."""
+    stored = (rows < T)[:, None] & (cols < N)[None, :]
+    if NORM != 0:
+        acc *= factor
+        up *= factor
+    if bias is not None:
+        acc += tl.load(bias + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
+        if GATE != "":
+            up += tl.load(bias + N + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
+    if GATE != "":
+        acc = activate(acc, GATE) * up
+    if residual is not None:
+        at = rows.to(tl.int64)[:, None] * residual_stride + cols[None, :]
+        acc += tl.load(residual + at, mask=stored, other=0.0).to(tl.float32)
+    at = rows.to(tl.int64)[:, None] * N + cols[None, :]
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=stored)
+    if best_values is not None:
+        leave_best(best_values, best_ids, acc, cols, N, tile_col, tl.cdiv(N, cols.shape[0]), rows, T)
+
+
 @triton.jit(do_not_specialize=["T"])
 def product(
     x,  # [T, K]
@@ -67,11 +92,14 @@ def product(
     best_ids,  # [T, blocks] int32
     T,
     N,
+    K,
     x_stride,
     w_stride,
     residual_stride,
+    share,  # 1 / K
     eps,
-    K: tl.constexpr,
+    EVEN: tl.constexpr,  # K is a multiple of BLOCK_K
+    STEPS: tl.constexpr,  # of the sum, where they are known beforehand, else 0
     NORM: tl.constexpr,
     GATE: tl.constexpr,  # an activation's name or ""
     BLOCK_M: tl.constexpr,
@@ -100,9 +128,8 @@ def product(
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     squares = tl.zeros((BLOCK_M, BLOCK_K if NORM == 1 else 16), dtype=tl.float32)
-    EVEN: tl.constexpr = K % BLOCK_K == 0
     WEIGHTS: tl.constexpr = "evict_first" if BLOCK_M <= 64 else ""
-    for step in range(tl.cdiv(K, BLOCK_K)):
+    for step in range(STEPS if STEPS > 0 else tl.cdiv(K, BLOCK_K)):
         if EVEN:
             a = tl.load(x_at, mask=there, other=0.0, eviction_policy="evict_last")
             b = tl.load(w_at, eviction_policy=WEIGHTS)
@@ -129,27 +156,46 @@ def product(
         x_at += BLOCK_K
         w_at += BLOCK_K
 
-    stored = there & (cols < N)[None, :]
-    if NORM != 0:
-        if NORM == 1:
-            factor = factor_of(squares, eps, BLOCK_M, K)
-        else:
-            factor = tl.load(factors + rows, mask=rows < T, other=0.0)
-        acc *= factor[:, None]
-        up *= factor[:, None]
-    if bias is not None:
-        acc += tl.load(bias + weight_rows).to(tl.float32)[None, :]
+    factor = 1.0
+    if NORM == 1:
+        factor = factor_of(squares, share, eps, BLOCK_M)[:, None]
+    elif NORM == 2:
+        factor = tl.load(factors + rows, mask=rows < T, other=0.0)[:, None]
+    finish(
+        acc, up, factor, rows, cols, tile_col, out, bias, residual, best_values, best_ids, T, N, residual_stride,
+        NORM, GATE,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["T"])
+def product_of_boxes(
+    x,  # [T, K] a descriptor of boxes [BLOCK_M, BLOCK_K]
+    w,  # [N, K], with a gate [2N, K]: of boxes [BLOCK_N, BLOCK_K]
+    out, bias, residual, scale, factors, best_values, best_ids,
+    T, N, K, x_stride, w_stride, residual_stride, share, eps,
+    EVEN: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
+    PDL: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """`product` where the device copies whole boxes by itself (TMA): for many rows, whose norm is made already."""
+    tl.static_assert(NORM != 1)
+    tile_row, tile_col = place(T, N, BLOCK_M, BLOCK_N, GROUP)
+    rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
+    begin(PDL)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for step in range(STEPS if STEPS > 0 else tl.cdiv(K, BLOCK_K)):  # beyond an edge a box holds zeros
+        a = x.load([tile_row * BLOCK_M, step * BLOCK_K])
+        acc = dot(a, w.load([tile_col * BLOCK_N, step * BLOCK_K]).T, acc, WIDEN)
         if GATE != "":
-            up += tl.load(bias + N + weight_rows).to(tl.float32)[None, :]
-    if GATE != "":
-        acc = activate(acc, GATE) * up
-    if residual is not None:
-        at = rows.to(tl.int64)[:, None] * residual_stride + cols[None, :]
-        acc += tl.load(residual + at, mask=stored, other=0.0).to(tl.float32)
-    at = rows.to(tl.int64)[:, None] * N + cols[None, :]
-    tl.store(out + at, acc.to(out.dtype.element_ty), mask=stored)
-    if best_values is not None:
-        leave_best(best_values, best_ids, acc, cols, N, tile_col, tl.cdiv(N, BLOCK_N), rows, T)
+            up = dot(a, w.load([N + tile_col * BLOCK_N, step * BLOCK_K]).T, up, WIDEN)
+    factor = 1.0
+    if NORM == 2:
+        factor = tl.load(factors + rows, mask=rows < T, other=0.0)[:, None]
+    finish(
+        acc, up, factor, rows, cols, tile_col, out, bias, residual, best_values, best_ids, T, N, residual_stride,
+        NORM, GATE,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["blocks"])

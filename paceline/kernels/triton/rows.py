@@ -118,7 +118,7 @@ def _layer_norm(x, weight, bias, out, x_stride, eps, K: tl.constexpr, WIDE: tl.c
         at = step * 128 + lanes
         apart = tl.load(x + row * x_stride + at, mask=at < K, other=0.0).to(tl.float32) - mean[:, None]
         squares += tl.where(at < K, apart * apart, 0.0)
-    made = (wide - mean) * factor_of(squares, eps, 1, K) * by + shift
+    made = (wide - mean) * factor_of(squares, 1.0 / K, eps, 1) * by + shift
     tl.store(out + row * K + columns, made.to(out.dtype.element_ty), mask=inside)
 
 

@@ -32,6 +32,7 @@ class Tile:
     warps: int = 4
     stages: int = 4
     group: int = 8  # tiles of rows that programs running together share
+    boxes: bool = False  # copied by the device itself (TMA): only many rows, 16 bits, rows at multiples of 16 bytes
     ahead: int = 0  # lines of a weight row asked for before the kernel waits for its rows
 
 

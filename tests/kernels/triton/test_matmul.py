@@ -125,11 +125,12 @@ def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyP
     x, weight = make(device, 20, 384), make(device, 72, 384, seed=1)
     norm = module.Norm(make(device, 384, seed=2), 1e-5)
     tiles = [Tile(16, 16, 64), Tile(16, 64, 128, warps=8, stages=3), Tile(32, 32, 256, group=1), Tile(128, 64, 64)]
+    tiles += [Tile(64, 32, 64, boxes=True), Tile(128, 64, 128, boxes=True)]
     made = []
     for tile in tiles:
-        monkeypatch.setattr(module, "_tile", lambda *given, tile=tile: tile)
-        made.append(torch.cat([module.matmul(x, weight), module.matmul(x, weight, norm=norm)]))
-    assert all(torch.equal(one, made[0]) for one in made)
+        monkeypatch.setattr(module, "find_tile", lambda *given, tile=tile: tile)
+        made.append([module.matmul(x, weight), module.matmul(x, weight, norm=norm, gate="relu")])
+    assert all(torch.equal(one[i], made[0][i]) for one in made for i in (0, 1))
 
 
 def test_a_norm_made_once_and_one_made_in_every_program_are_the_same(

@@ -1,0 +1,168 @@
+"""Matrix products in Triton beside cuBLAS: milliseconds, bytes a second, and whether a row keeps its bits.
+
+    python bench/gpu_kernels.py matmul [--output FILE] [--tune] [--tiles FILE]
+
+Weights are read in turn, more of them than the device's cache holds, by launches captured in one graph. `fused` is the
+product as a layer has it: norm and gate in front and behind, a residual added. --tune measures tiles first and writes
+them to --tiles; without it those of --tiles are taken, if there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.bench import machine, results
+from paceline.kernels.triton import matmul as kernels
+from paceline.kernels.triton import tuning
+from paceline.kernels.triton.tiles import Shape, Tile, bucket, find_tile
+
+ROWS = 1, 4, 8, 16, 32, 64, 128, 256, 512, 2048
+HEAD_ROWS = 256  # nobody wants the logits of more
+COUNTS = 1, 8, 16, 17, 64, 128, 300  # rows among which row 0 must stay the same
+ADDED = "out", "down"  # to the residual
+DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")
+
+
+class Product(NamedTuple):
+    model: str
+    name: str
+    columns: int
+    depth: int
+    times: int  # in a step
+
+    @property
+    def shape(self) -> Shape:
+        gate = self.name == "gate_up"
+        return Shape(self.columns // 2 if gate else self.columns, self.depth, gate, self.name in ("qkv", "gate_up"))
+
+
+def products() -> Iterator[Product]:
+    for model, layers, hidden, qkv, inner, vocabulary in (
+        ("llama-8b", 32, 4096, 6144, 14336, 128256),
+        ("smollm2-135m", 30, 576, 960, 1536, 49152),
+        ("qwen2.5-1.5b", 28, 1536, 2048, 8960, 151936),
+    ):
+        yield Product(model, "qkv", qkv, hidden, layers)
+        yield Product(model, "out", hidden, hidden, layers)
+        yield Product(model, "gate_up", 2 * inner, hidden, layers)
+        yield Product(model, "down", hidden, inner, layers)
+        yield Product(model, "head", vocabulary, hidden, 1)
+
+
+class Case:
+    """One product's weights, and what is launched with them."""
+
+    def __init__(self, given: Product) -> None:
+        self.given, self.shape = given, given.shape
+        _, self.weights, _, self.around = tuning.operands(self.shape, 1, DEVICE, DTYPE)
+        self.x = torch.randn(max(ROWS), given.depth, device=DEVICE, dtype=DTYPE)
+        self.residual = torch.randn(max(ROWS), given.columns if given.name in ADDED else 1, device=DEVICE, dtype=DTYPE)
+
+    def fused(self, rows: int, weight: Tensor) -> Tensor:
+        x = self.x[:rows]
+        if self.given.name == "head":
+            return kernels.logits_best(x, weight)[0]
+        if self.given.name in ADDED:
+            return kernels.matmul(x, weight, residual=self.residual[:rows])
+        return kernels.matmul(x, weight, norm=self.around.norm, gate=self.around.gate)
+
+    def compiled(self, rows: int) -> Iterator[tuple[Tensor, Tensor, Tensor, kernels.Around, Tile]]:
+        """What `measure` launches with so many rows, for compiling all of it at once."""
+        x, weight, shape = self.x[:rows], self.weights[0], self.shape
+        plain = Shape(self.given.columns, self.given.depth, False, False)
+        head = self.given.name == "head"
+        out = x.new_empty(1, 1, dtype=torch.float32 if head else DTYPE).expand(rows, plain.n)
+        yield x, weight, out, kernels.Around(), find_tile(rows, plain, DTYPE)
+        tile = find_tile(rows, shape._replace(folded=shape.folded and rows <= kernels.FOLD_ROWS), DTYPE)
+        around = self.around
+        if around.norm is not None and rows > kernels.FOLD_ROWS:
+            around = replace(around, norm=None, factors=torch.empty(rows, device=DEVICE))
+        if head:
+            around = kernels.Around(bests=(torch.empty(16, device=DEVICE), torch.empty(16, device=DEVICE).int()))
+        if self.given.name in ADDED:
+            around = kernels.Around(residual=self.residual[:rows])
+        yield x, weight, out[:, : shape.n], around, tile
+
+    def measure(self, rows: int) -> dict[str, Any]:
+        x, weight = self.x[:rows], self.weights[0]
+        head = self.given.name == "head"
+        ours = kernels.logits if head else kernels.matmul
+        theirs = (lambda x, w: F.linear(x, w).float()) if head else F.linear
+        same = torch.equal(kernels.matmul(x, weight), F.linear(x, weight))
+        times = {
+            "ours_ms": tuning.measure([lambda w=w: ours(x, w) for w in self.weights]),
+            "torch_ms": tuning.measure([lambda w=w: theirs(x, w) for w in self.weights]),
+            "fused_ms": tuning.measure([lambda w=w: self.fused(rows, w) for w in self.weights]),
+        }
+        read = weight.numel() * weight.element_size()
+        work = 2 * weight.numel() * rows
+        return {
+            "rows": rows, **times, "ratio": times["ours_ms"] / times["torch_ms"],
+            "gb_per_s": read / times["ours_ms"] / 1e6, "tflops": work / times["ours_ms"] / 1e9, "as_torch": same,
+            "tile": asdict(find_tile(rows, self.shape._replace(folded=self.shape.folded and rows <= 16), DTYPE)),
+        }  # fmt: skip
+
+    def keeps_bits(self) -> bool:
+        """Whether the rows that two counts share are the same, product and fused."""
+        weight, most = self.weights[0], max(COUNTS) if self.given.name != "head" else 128
+        for make in (lambda count: kernels.matmul(self.x[:count], weight), lambda count: self.fused(count, weight)):
+            whole = make(most)
+            if not all(torch.equal(make(count), whole[:count]) for count in COUNTS if count < most):
+                return False
+        return True
+
+
+def run(output: Path, *others: str) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--tiles", type=Path, default=output.with_name("gpu_tiles.json"))
+    parser.add_argument("--model", action="append", help="llama-8b, smollm2-135m or qwen2.5-1.5b; all of them")
+    options = parser.parse_args(others)
+    begin, found = time.perf_counter(), [p for p in products() if not options.model or p.model in options.model]
+    if options.tune:
+        buckets = sorted({bucket(rows) for rows in ROWS})
+        tuning.tune([p.shape for p in found if p.name != "head"], buckets, DEVICE, DTYPE)
+        few = [count for count in buckets if count <= HEAD_ROWS]
+        tuning.tune([p.shape for p in found if p.name == "head"], few, DEVICE, DTYPE)
+        tuning.save(options.tiles, DEVICE)
+        print(f"tiles measured after {time.perf_counter() - begin:.0f} s: {options.tiles}", flush=True)
+    elif tuning.load(options.tiles, DEVICE):
+        print(f"tiles of {options.tiles}")
+    figures, steps = [], dict[tuple[str, int], list[float]]()
+    for given in found:
+        case = Case(given)
+        counts = [rows for rows in ROWS if given.name != "head" or rows <= HEAD_ROWS]
+        tuning.prepare([made for rows in counts for made in case.compiled(rows)])
+        kept = case.keeps_bits()
+        for rows in counts:
+            line = {"model": given.model, "product": given.name, **case.measure(rows), "keeps_bits": kept}
+            figures.append(line)
+            total = steps.setdefault((given.model, rows), [0.0, 0.0])
+            total[0] += given.times * line["fused_ms"]
+            total[1] += given.times * line["torch_ms"]
+            print(
+                f"{given.model:13} {given.name:8} {rows:5} rows {line['ours_ms']:8.4f} ms,"
+                f" fused {line['fused_ms']:8.4f}, cuBLAS {line['torch_ms']:8.4f}, ratio {line['ratio']:5.2f},"
+                f" {line['gb_per_s']:6.0f} GB/s, {line['tflops']:5.0f} TFLOPS,"
+                f" {'as cuBLAS' if line['as_torch'] else '-':9} {'bits kept' if kept else 'BITS DIFFER'}",
+                flush=True,
+            )
+        del case
+        gc.collect()
+        torch.cuda.empty_cache()
+    for (model, rows), (ours, theirs) in steps.items():
+        print(f"{model:13} {rows:5} rows: all products of a step {ours:8.3f} ms fused, {theirs:8.3f} ms cuBLAS alone")
+    sums = [{"model": m, "rows": r, "fused_ms": o, "torch_ms": t} for (m, r), (o, t) in steps.items()]
+    record = {**machine.record(), "command": "python bench/gpu_kernels.py matmul", "products": figures, "steps": sums}
+    results.write(output, record)
+    print(f"{time.perf_counter() - begin:.0f} s; {output}")

@@ -1,0 +1,156 @@
+"""Tiles measured on this device, at start-up and by name: no launch ever measures anything.
+
+tune(products, device)      a few tiles for each product and bucket of rows; the fastest go into the table
+save(path), load(path)      the table as JSON, for one kind of device and one version of the kernels
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.runtime._async_compile import AsyncCompileMode
+
+from paceline.kernels.triton.matmul import FOLD_ROWS, Around, Norm, arguments, launch
+from paceline.kernels.triton.tiles import Shape, Tile, choose, measured
+
+FORMAT = 1
+BEYOND_CACHE = 160 * 2**20  # bytes of weights read in turn: none is still in the device's cache when it is its turn
+MOST_COPIES = 64
+SHARED = 220 * 1024  # bytes of shared memory that a program may have
+AHEAD = 0, 4, 16, 32
+THREADS = 12  # that compile
+
+
+def tune(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
+    """Measure tiles for products of these shapes; rows: buckets as `tiles.bucket` names them."""
+    for given in shapes:
+        for count in rows:
+            shape = given._replace(folded=given.folded and count <= FOLD_ROWS)
+            if (count, shape, dtype) not in measured:
+                measured[count, shape, dtype] = _fastest(shape, count, device, dtype)
+
+
+def _fastest(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) -> Tile:
+    x, weights, out, around = operands(shape, rows, device, dtype)
+    times: dict[Tile, float] = {}
+
+    def try_all(tiles: Iterable[Tile]) -> Tile:
+        new = [tile for tile in tiles if tile not in times]
+        prepare([(x, weights[0], out, around, tile) for tile in new])
+        for tile in new:
+            with contextlib.suppress(triton.runtime.errors.TritonError):  # more registers or memory than there are
+                times[tile] = measure([_call(x, weight, out, around, tile) for weight in weights])
+        return min(times, key=lambda tile: times[tile])
+
+    best = try_all(tiles_for(rows, shape, dtype))
+    return try_all(replace(best, ahead=lines) for lines in AHEAD) if rows <= 64 else best
+
+
+def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
+    """Those worth measuring: the rule's own first."""
+    rule, halves = choose(rows, shape, dtype), 2 if shape.gate else 1
+    if dtype == torch.float32:
+        return [rule]
+    found = {rule: None}
+    if rows <= 64:
+        for n in (16, 32, 64, 128):
+            for k in (128,) if shape.folded else (64, 128, 256):
+                for room in (64, 110, 200):  # KiB: three programs to a processor, two, one
+                    stages = min(8, room * 1024 // ((n * halves + rows) * k * 2))
+                    if stages >= 3 and n * halves <= 128:
+                        found[Tile(rows, n, k, 4, stages, ahead=rule.ahead)] = None
+    else:
+        for m, n, k, warps, stages in (
+            (64, 64, 128, 4, 4), (64, 128, 64, 4, 4), (64, 256, 64, 4, 3), (64, 256, 64, 8, 4),
+            (128, 32, 128, 4, 4), (128, 64, 64, 4, 4), (128, 64, 128, 4, 4), (128, 64, 128, 8, 4),
+            (128, 128, 64, 4, 4), (128, 128, 64, 8, 4), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4),
+            (256, 64, 64, 8, 4), (256, 128, 64, 8, 3), (256, 128, 64, 8, 4),
+        ):  # fmt: skip
+            wide = n // halves
+            if (m + n) * k * 2 * stages <= SHARED and wide >= 16:
+                found[Tile(m, wide, k, warps, stages)] = None
+                found[Tile(m, wide, k, warps, stages, boxes=True)] = None
+    return list(found)
+
+
+def operands(
+    shape: Shape, rows: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, list[Tensor], Tensor, Around]:
+    """Rows and as many weights as no cache holds, with what stands around such a product in a layer."""
+    x = torch.randn(rows, shape.k, device=device, dtype=dtype)
+    height = shape.n * (2 if shape.gate else 1)
+    copies = min(MOST_COPIES, -(-BEYOND_CACHE // (height * shape.k * dtype.itemsize)))
+    weights = [torch.randn(height, shape.k, device=device, dtype=dtype) * shape.k**-0.5 for _ in range(copies)]
+    norm = Norm(torch.ones(shape.k, device=device), 1e-5) if shape.folded else None
+    out = torch.empty(rows, shape.n, device=device, dtype=dtype)
+    return x, weights, out, Around(norm=norm, gate="silu" if shape.gate else None)
+
+
+def prepare(products: Iterable[tuple[Tensor, Tensor, Tensor, Around, Tile]]) -> None:
+    """Compile the kernels of all these products, many at a time. What cannot be compiled fails when it is launched."""
+    with ThreadPoolExecutor(THREADS) as pool, AsyncCompileMode(pool, ignore_errors=True):
+        for x, weight, out, around, tile in products:
+            kernel, grid, given, options = arguments(x, weight, out, around, tile)
+            kernel.warmup(*given, grid=grid, **options)
+
+
+def measure(calls: Sequence[Callable[[], Any]], repeats: int = 4) -> float:
+    """Milliseconds of one call: all of them one behind another in a graph, the fastest of some replays."""
+    calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):  # torch.cuda.graph would collect garbage each time
+        graph.capture_begin()
+        for call in calls:
+            call()
+        graph.capture_end()
+    graph.replay()
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / len(calls))
+    return float(min(times))
+
+
+def _call(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile) -> Callable[[], None]:
+    return lambda: launch(x, weight, out, around, tile)
+
+
+def save(path: Path, device: torch.device) -> None:
+    """Write the table, so that the next start need not measure."""
+    listed = [[count, list(shape), str(dtype), asdict(tile)] for (count, shape, dtype), tile in measured.items()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"of": _identity(device), "tiles": listed}, indent=1))
+
+
+def load(path: Path, device: torch.device) -> bool:
+    """Take a table that was written for such a device; whether there was one. Whatever does not fit is left alone."""
+    try:
+        said = json.loads(path.read_text())
+        if said["of"] != _identity(device):
+            return False
+        found = {
+            (int(count), Shape(*shape), getattr(torch, dtype.removeprefix("torch."))): Tile(**tile)
+            for count, shape, dtype, tile in said["tiles"]
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    measured.update(found)
+    return True
+
+
+def _identity(device: torch.device) -> list[Any]:
+    return [FORMAT, torch.cuda.get_device_name(device) if device.type == "cuda" else device.type, triton.__version__]

@@ -1,0 +1,86 @@
+"""Which tile a product gets: by the rule, by measuring, from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+SHAPES = [(6144, 4096), (4096, 14336), (128256, 4096), (960, 576), (576, 1536), (33, 100)]
+BUCKETS = 16, 32, 64, 128, 256, 512, 2048
+
+
+@pytest.fixture
+def table(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The table of measured tiles, empty."""
+    from paceline.kernels.triton import tiles
+
+    for key in list(tiles.measured):
+        monkeypatch.delitem(tiles.measured, key)
+    yield tiles.measured
+    tiles.measured.clear()
+
+
+def test_rows_share_a_tile_by_powers_of_two(device: torch.device) -> None:
+    from paceline.kernels.triton.tiles import bucket
+
+    assert [bucket(rows) for rows in (1, 16, 17, 64, 65, 300, 2048)] == [16, 16, 32, 64, 128, 512, 2048]
+
+
+def test_every_shape_has_tiles_that_fit(device: torch.device) -> None:
+    from paceline.kernels.triton.tiles import Shape, choose
+    from paceline.kernels.triton.tuning import SHARED, tiles_for
+
+    for n, k in SHAPES:
+        for rows in BUCKETS:
+            for gate, folded in ((False, False), (True, False), (False, rows <= 16), (True, rows <= 16)):
+                shape = Shape(n, k, gate, folded)
+                for tile in (choose(rows, shape, torch.bfloat16), *tiles_for(rows, shape, torch.bfloat16)):
+                    columns = tile.n * (2 if gate else 1)
+                    assert (tile.m + columns) * tile.k * 2 * tile.stages <= SHARED
+                    assert tile.k == 128 or not folded  # the order of the squares is that of 128 lanes
+                    assert min(tile.m, tile.n, tile.k) >= 16
+
+
+def test_few_rows_are_read_by_many_programs(device: torch.device) -> None:
+    from paceline.kernels.triton.tiles import Shape, choose
+
+    for n in (4096, 6144, 14336):
+        assert n // choose(16, Shape(n, 4096, False, False), torch.bfloat16).n >= 128
+
+
+def test_the_fastest_tile_is_kept_in_a_file_and_found_again(
+    device: torch.device, table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.kernels.triton import tuning
+    from paceline.kernels.triton.tiles import Shape, Tile, find_tile
+
+    shape = Shape(64, 128, False, False)
+    wanted = tuning.tiles_for(16, shape, torch.bfloat16)[3]
+    times = iter(range(100, 0, -1))
+    monkeypatch.setattr(tuning, "prepare", lambda products: None)
+    monkeypatch.setattr(tuning, "_call", lambda x, weight, out, around, tile: tile)
+    monkeypatch.setattr(tuning, "measure", lambda calls: -1 if calls[0] == wanted else next(times))
+    tuning.tune([shape], [16], device, torch.bfloat16)
+    assert find_tile(5, shape, torch.bfloat16) == wanted
+    assert find_tile(17, shape, torch.bfloat16) != wanted
+
+    path = tmp_path / "cache" / "tiles.json"
+    tuning.save(path, device)
+    table.clear()
+    assert tuning.load(path, device)
+    assert table == {(16, shape, torch.bfloat16): wanted}
+    assert isinstance(find_tile(5, shape, torch.bfloat16), Tile)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"of": [1, "another", "3"], "tiles": []}', '{"tiles": [1]}'])
+def test_a_table_that_does_not_fit_is_left_alone(device: torch.device, table: Any, tmp_path: Path, text: str) -> None:
+    from paceline.kernels.triton import tuning
+
+    path = tmp_path / "tiles.json"
+    assert not tuning.load(path, device)
+    path.write_text(text)
+    assert not tuning.load(path, device)
+    assert not table
