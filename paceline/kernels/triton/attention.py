@@ -125,7 +125,7 @@ def _launch(
         looking.combine[(len(tiles.first) * tiles.rows, num_heads)](
             out, partial, stats, seen["ends"], seen["firsts"], tiles.first, tiles.count, tiles.rows, chunks,
             HEADS=num_heads, WIDE=wide, WIDE_PAD=shape["WIDE_PAD"], CHUNK=CHUNK, AHEAD=AHEAD,
-            END=seen["END"], FIRST=seen["FIRST"], WINDOW=seen["WINDOW"], num_warps=1,
+            END=seen["END"], FIRST=seen["FIRST"], WINDOW=seen["WINDOW"], num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
 
 
@@ -187,10 +187,11 @@ def _padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length() if width else 0)
 
 
-def _config(pairs: int, shape: dict[str, Any], tree: bool) -> tuple[int, dict[str, int]]:
+def _config(pairs: int, shape: dict[str, Any], tree: bool) -> tuple[int, dict[str, Any]]:
     """How many (row, head) pairs a program has, and how it is compiled. Bits do not depend on it."""
     wide = max(shape["WIDE_PAD"], shape["MAIN_PAD"])
     # A tree's rows are looked at one after another, so a program has few; a wide head's sums fill the registers.
     most = 16 if tree or wide > 256 else 64 if wide > 128 else 128
     m = min(most, _padded(pairs))
-    return m, {"num_warps": 8 if m == 128 or wide > 128 else 4, "num_stages": 1 if wide > 256 else 2}
+    stages = 1 if wide > 256 else 2 if m == 128 or wide > 128 else 3
+    return m, {"num_warps": 8 if m == 128 or wide > 128 else 4, "num_stages": stages, "enable_fp_fusion": False}

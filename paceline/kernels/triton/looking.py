@@ -59,10 +59,35 @@ def fetch(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
-def place(table, line, ok, PAGE: tl.constexpr):
+def find(table, line, ok, PAGE: tl.constexpr):
     """Lines of one sequence → rows of the cache."""
     page = tl.load(table + line // PAGE, mask=ok, other=0)
     return page * PAGE + line % PAGE
+
+
+@triton.jit
+def place(table, line, ok, lo, hi, PAGE: tl.constexpr):
+    """The same for lines that all rows share, of which lo … hi are there."""
+    return find(table, line, ok & (line >= lo) & (line <= hi), PAGE)
+
+
+@triton.jit
+def items(end, begin, splits, PER: tl.constexpr):
+    """How many blocks below `end` a program has that does the chunks begin, begin + splits, …"""
+    behind = tl.maximum(end // PER - begin, 0)
+    whole = (behind + splits - 1) // splits * PER
+    return whole + tl.where((end // PER >= begin) & (behind % splits == 0), end % PER, 0)
+
+
+@triton.jit
+def leave(partial, stats, head_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.constexpr):
+    """What a chunk came to, for `combine`."""
+    d = tl.arange(0, acc.shape[1])
+    at = head_at * chunks + chunk
+    keep = ok & (chunk < chunks)
+    tl.store(stats + at * 2, m, mask=keep)
+    tl.store(stats + at * 2 + 1, tl.max(sums, 1), mask=keep)
+    tl.store(partial + at[:, None] * WIDE + d[None, :], acc, mask=keep[:, None] & (d < WIDE)[None, :])
 
 
 @triton.jit
@@ -140,77 +165,90 @@ def look(
         q_tail = tl.load(q_row[:, None] + (TAIL_AT + e)[None, :], mask=ok[:, None] & (e < TAIL)[None, :], other=0.0)
     ones = tl.full((BLOCK, COLUMNS), 1.0, tl.float32).to(q.dtype)
     n = tl.arange(0, BLOCK)
-    d = tl.arange(0, WIDE_PAD)
-    seen_m = tl.full((M,), float("-inf"), tl.float32)
-    seen_l = tl.zeros((M,), tl.float32)
-    seen = tl.zeros((M, WIDE_PAD), tl.float32)
+    m, seen_m = tl.full((M,), float("-inf"), tl.float32), tl.full((M,), float("-inf"), tl.float32)
+    sums, seen_total = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M,), tl.float32)
+    acc, seen = tl.zeros((M, WIDE_PAD), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
     PER: tl.constexpr = CHUNK // BLOCK
+    # This program's blocks, chunk by chunk, are items 0, 1, …: those that are shared come first.
     begin = lo // CHUNK
     begin += (split + splits - begin % splits) % splits
-    for chunk in range(begin, (hi + CHUNK) // CHUNK, splits):
-        m = tl.full((M,), float("-inf"), tl.float32)
-        sums = tl.zeros((M, COLUMNS), tl.float32)
-        acc = tl.zeros((M, WIDE_PAD), tl.float32)
-        for block in range(tl.maximum(chunk * PER, lo // BLOCK), tl.minimum(chunk * PER + PER, shared)):
+    skipped = tl.maximum(lo // BLOCK - begin * PER, 0)
+    num_shared, num_items = items(shared, begin, splits, PER), items(end, begin, splits, PER)
+    rows = place(table, (begin * PER + skipped) * BLOCK + n, skipped < num_shared, lo, hi, PAGE)
+    for item in range(skipped, num_shared):
+        block = (begin + item // PER * splits) * PER + item % PER
+        p_at = block * BLOCK + n
+        there = (p_at >= lo) & (p_at <= hi)
+        k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+        s = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD)
+        if LATENT:
+            v = k
+        else:
+            v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
+        # Read one block ahead, so that keys and values wait for no page.
+        follower = (begin + (item + 1) // PER * splits) * PER + (item + 1) % PER
+        rows = place(table, follower * BLOCK + n, item + 1 < num_shared, lo, hi, PAGE)
+        s = bend(s, inner, CAPPED)
+        if (block * BLOCK < inner_lo) | (block * BLOCK + BLOCK - 1 > inner_hi):
+            s = tl.where((p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
+        if (item % PER == 0) & (item > 0):
+            if SPLIT:
+                leave(partial, stats, t * HEADS + of, block // PER - splits, chunks, ok, m, sums, acc, WIDE)
+            else:
+                seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
+            m = tl.full((M,), float("-inf"), tl.float32)
+            sums, acc = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
+        p, m, alpha = soften(s, m, factor)
+        p = p.to(q.dtype)
+        sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
+        acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
+    if TREE:
+        # Every row has keys of its own: the product of all rows with them, of which only that row's is kept.
+        row_begin, row_end = sub * M // GROUP, tl.minimum((sub * M + M - 1) // GROUP + 1, count)
+        for item in range(tl.maximum(skipped, num_shared), num_items):
+            block = (begin + item // PER * splits) * PER + item % PER
             p_at = block * BLOCK + n
-            there = (p_at >= lo) & (p_at <= hi)
-            rows = place(table, p_at, there, PAGE)
-            k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
-            s = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD)
-            s = bend(s, inner, CAPPED)
-            if (block * BLOCK < inner_lo) | (block * BLOCK + BLOCK - 1 > inner_hi):
-                s = tl.where((p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
+            if (item % PER == 0) & (item > 0):
+                if SPLIT:
+                    leave(partial, stats, t * HEADS + of, block // PER - splits, chunks, ok, m, sums, acc, WIDE)
+                else:
+                    seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
+                m = tl.full((M,), float("-inf"), tl.float32)
+                sums, acc = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
+            s = tl.full((M, BLOCK), float("-inf"), tl.float32)
+            for r in range(row_begin, row_end):
+                low, high = bounds(ends, firsts, first + r, True, END, FIRST, WINDOW)
+                there = (p_at >= low) & (p_at <= high)
+                line, there = lines_of(bases, path, first + r, p_at, there, depth, path_stride)
+                rows = find(table, line, there, PAGE)
+                k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+                own = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD)
+                own = bend(own, inner, CAPPED)
+                s = tl.where((row == r)[:, None], tl.where(there[None, :], own, float("-inf")), s)
             p, m, alpha = soften(s, m, factor)
             p = p.to(q.dtype)
-            if LATENT:
-                v = k
-            else:
-                v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
             sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
-            acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
-        if TREE:
-            # Every row has keys of its own: the product of all rows with them, of which only that row's is kept.
-            row_end = tl.minimum((sub * M + M - 1) // GROUP + 1, count)
-            for block in range(
-                tl.maximum(tl.maximum(chunk * PER, lo // BLOCK), shared), tl.minimum(chunk * PER + PER, end)
-            ):
-                p_at = block * BLOCK + n
-                s = tl.full((M, BLOCK), float("-inf"), tl.float32)
-                for r in range(sub * M // GROUP, row_end):
-                    low, high = bounds(ends, firsts, first + r, True, END, FIRST, WINDOW)
-                    there = (p_at >= low) & (p_at <= high)
-                    line, there = lines_of(bases, path, first + r, p_at, there, depth, path_stride)
-                    rows = place(table, line, there, PAGE)
-                    k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
-                    own = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD)
-                    own = bend(own, inner, CAPPED)
-                    s = tl.where((row == r)[:, None], tl.where(there[None, :], own, float("-inf")), s)
-                p, m, alpha = soften(s, m, factor)
-                p = p.to(q.dtype)
-                sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
-                acc = acc * alpha[:, None]
-                for r in range(sub * M // GROUP, row_end):
-                    low, high = bounds(ends, firsts, first + r, True, END, FIRST, WINDOW)
-                    there = (p_at >= low) & (p_at <= high)
-                    line, there = lines_of(bases, path, first + r, p_at, there, depth, path_stride)
-                    rows = place(table, line, there, PAGE)
-                    if LATENT:
-                        v = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
-                    else:
-                        v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
-                    own = tl.dot(p, v.to(q.dtype), acc, input_precision="ieee")
-                    acc = tl.where((row == r)[:, None], own, acc)
-        if SPLIT:
-            at = (t * HEADS + of) * chunks + chunk
-            keep = ok & (chunk < chunks)
-            tl.store(stats + at * 2, m, mask=keep)
-            tl.store(stats + at * 2 + 1, tl.max(sums, 1), mask=keep)
-            tl.store(partial + at[:, None] * WIDE + d[None, :], acc, mask=keep[:, None] & (d < WIDE)[None, :])
-        else:
-            seen_m, seen_l, seen = merge(seen_m, seen_l, seen, m, tl.max(sums, 1), acc)
-    if not SPLIT:
-        result = normalise(seen_l, seen).to(out_at.dtype.element_ty)
+            acc = acc * alpha[:, None]
+            for r in range(row_begin, row_end):
+                low, high = bounds(ends, firsts, first + r, True, END, FIRST, WINDOW)
+                there = (p_at >= low) & (p_at <= high)
+                line, there = lines_of(bases, path, first + r, p_at, there, depth, path_stride)
+                rows = find(table, line, there, PAGE)
+                if LATENT:
+                    v = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+                else:
+                    v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
+                own = tl.dot(p, v.to(q.dtype), acc, input_precision="ieee")
+                acc = tl.where((row == r)[:, None], own, acc)
+    if SPLIT:
+        if skipped < num_items:
+            chunk = begin + (num_items - 1) // PER * splits
+            leave(partial, stats, t * HEADS + of, chunk, chunks, ok, m, sums, acc, WIDE)
+    else:
+        seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
+        d = tl.arange(0, WIDE_PAD)
         at = (t * HEADS + of)[:, None] * WIDE + d[None, :]
+        result = normalise(seen_total, seen).to(out_at.dtype.element_ty)
         tl.store(out_at + at, result, mask=ok[:, None] & (d < WIDE)[None, :])
 
 
