@@ -1,0 +1,45 @@
+"""What every launch needs to know: is there a GPU or Triton's interpreter, and may a kernel start before the last ends?
+
+Launched one behind another in a graph, a kernel with `PDL` starts while the one before it still runs, asks for what no
+kernel writes (weights), and only then waits for its inputs. It must wait (`begin`) before it reads or writes any tensor
+that another kernel may write. Kernels without it are serialised as ever.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import triton
+import triton.language as tl
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+PDL = not INTERPRETED  # programmatic dependent launch: sm_90 and later
+LINE = 64  # values of 16 bits in a line of the cache
+
+
+def launching(num_warps: int, num_stages: int = 3) -> dict[str, Any]:
+    """Options of a launch. Products and sums stay apart: a fused one rounds once, and a compiler chooses where."""
+    options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": False}
+    return {**options, "launch_pdl": True} if PDL else options
+
+
+@triton.jit
+def begin(PDL: tl.constexpr):
+    """Wait for what the kernels before have written, and let the next one start."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def prefetch(pointers):
+    """Ask for the lines that these pointers name, and wait for none of them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
