@@ -12,16 +12,17 @@ from torch import Tensor
 
 from paceline.kernels.ops import Heads, LayerCache, Layout, Span
 from paceline.kernels.triton import looking
+from paceline.kernels.triton.device import PDL, launching
 from paceline.kernels.triton.interpreter import mend
 
 mend()
 
 # They are part of the arithmetic: a row's bits depend on them, on no other size here.
-BLOCK, CHUNK = 64, 512
+BLOCK, CHUNK = 64, 256
 
 PROGRAMS = 264  # two for each multiprocessor of an H200: fewer leave it idle
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
-AHEAD = 8  # chunks whose partial results are read at once
+AHEAD = 4  # chunks whose partial results are read at once
 LOG2E = math.log2(math.e)
 
 
@@ -118,14 +119,14 @@ def _launch(
         tile_first=tiles.first, tile_count=tiles.count,
         q_stride=q.stride(0), k_stride=keys.stride(0), k_head=keys.stride(1),
         v_stride=values.stride(0), v_head=values.stride(1),
-        subs=subs, splits=splits, chunks=chunks, M=m, BLOCK=BLOCK, CHUNK=CHUNK, SPLIT=splits > 1,
+        subs=subs, splits=splits, chunks=chunks, M=m, BLOCK=BLOCK, CHUNK=CHUNK, SPLIT=splits > 1, PDL=PDL,
         **seen, **shape, **options,
     )  # fmt: skip
     if splits > 1:
         looking.combine[(len(tiles.first) * tiles.rows, num_heads)](
             out, partial, stats, seen["ends"], seen["firsts"], tiles.first, tiles.count, tiles.rows, chunks,
             HEADS=num_heads, WIDE=wide, WIDE_PAD=shape["WIDE_PAD"], CHUNK=CHUNK, AHEAD=AHEAD,
-            END=seen["END"], FIRST=seen["FIRST"], WINDOW=seen["WINDOW"], num_warps=1,
+            END=seen["END"], FIRST=seen["FIRST"], WINDOW=seen["WINDOW"], PDL=PDL, **launching(1),
         )  # fmt: skip
 
 
@@ -187,10 +188,11 @@ def _padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length() if width else 0)
 
 
-def _config(pairs: int, shape: dict[str, Any], tree: bool) -> tuple[int, dict[str, int]]:
+def _config(pairs: int, shape: dict[str, Any], tree: bool) -> tuple[int, dict[str, Any]]:
     """How many (row, head) pairs a program has, and how it is compiled. Bits do not depend on it."""
     wide = max(shape["WIDE_PAD"], shape["MAIN_PAD"])
     # A tree's rows are looked at one after another, so a program has few; a wide head's sums fill the registers.
     most = 16 if tree or wide > 256 else 64 if wide > 128 else 128
     m = min(most, _padded(pairs))
-    return m, {"num_warps": 8 if m == 128 or wide > 128 else 4, "num_stages": 1 if wide > 256 else 2}
+    stages = 1 if wide > 256 else 2 if m == 128 or wide > 128 else 3
+    return m, launching(8 if m == 128 or wide > 128 else 4, stages)

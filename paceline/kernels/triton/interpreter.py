@@ -6,10 +6,9 @@ kernel. And it multiplies bfloat16 by their bits.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+from paceline.kernels.triton.device import INTERPRETED
 
 
 def mend() -> None:

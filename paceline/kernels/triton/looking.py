@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from paceline.kernels.triton.device import begin
+
 COLUMNS = tl.constexpr(16)  # of ones: the narrowest product; all columns hold the same sum
 NOWHERE = tl.constexpr(1 << 30)  # behind every position
 
@@ -59,10 +61,35 @@ def fetch(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
-def place(table, line, ok, PAGE: tl.constexpr):
+def find(table, line, ok, PAGE: tl.constexpr):
     """Lines of one sequence → rows of the cache."""
     page = tl.load(table + line // PAGE, mask=ok, other=0)
     return page * PAGE + line % PAGE
+
+
+@triton.jit
+def place(table, line, ok, lo, hi, PAGE: tl.constexpr):
+    """The same for lines that all rows share, of which lo … hi are there."""
+    return find(table, line, ok & (line >= lo) & (line <= hi), PAGE)
+
+
+@triton.jit
+def items(end, chunk0, splits, PER: tl.constexpr):
+    """How many blocks below `end` a program has that does the chunks chunk0, chunk0 + splits, …"""
+    behind = tl.maximum(end // PER - chunk0, 0)
+    whole = (behind + splits - 1) // splits * PER
+    return whole + tl.where((end // PER >= chunk0) & (behind % splits == 0), end % PER, 0)
+
+
+@triton.jit
+def leave(partial, stats, head_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.constexpr):
+    """What a chunk came to, for `combine`."""
+    d = tl.arange(0, acc.shape[1])
+    at = head_at * chunks + chunk
+    keep = ok & (chunk < chunks)
+    tl.store(stats + at * 2, m, mask=keep)
+    tl.store(stats + at * 2 + 1, tl.max(sums, 1), mask=keep)
+    tl.store(partial + at[:, None] * WIDE + d[None, :], acc, mask=keep[:, None] & (d < WIDE)[None, :])
 
 
 @triton.jit
@@ -88,15 +115,21 @@ def bounds(ends, firsts, t, ok, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: 
 
 
 @triton.jit
-def lines_of(bases, path, t, p, seen, depth, stride):
-    """Where row t finds positions p [BLOCK] of which it sees some: ancestors lie at places of their own."""
+def own_rows(
+    ends, firsts, bases, path, table, t, p_at, depth, path_stride,
+    PAGE: tl.constexpr, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Where row t finds positions p_at [BLOCK], and which of them it sees: its ancestors have places of their own."""
+    lowest, last = bounds(ends, firsts, t, True, END, FIRST, WINDOW)
     base = tl.load(bases + t).to(tl.int32)
-    d = p - base
-    node = tl.load(path + t * stride + d, mask=seen & (d >= 0) & (d < depth), other=-1).to(tl.int32)
-    return tl.where(d < 0, p, base + node), seen & ((d < 0) | (node >= 0))
+    d = p_at - base
+    there = (p_at >= lowest) & (p_at <= last)
+    node = tl.load(path + t * path_stride + d, mask=there & (d >= 0) & (d < depth), other=-1).to(tl.int32)
+    there = there & ((d < 0) | (node >= 0))
+    return find(table, tl.where(d < 0, p_at, base + node), there, PAGE), there
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["subs", "splits", "chunks", "depth", "path_stride", "table_stride"])
 def look(
     q_at, k_at, v_at, out_at, partial, stats,
     slots, ends, firsts, bases, path, table, tile_first, tile_count,
@@ -106,9 +139,10 @@ def look(
     TAIL: tl.constexpr, WIDE: tl.constexpr, MAIN_PAD: tl.constexpr, TAIL_PAD: tl.constexpr, WIDE_PAD: tl.constexpr,
     PAGE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, M: tl.constexpr,
     END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREE: tl.constexpr,
-    SPLIT: tl.constexpr, LATENT: tl.constexpr,
+    SPLIT: tl.constexpr, LATENT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program: M neighbours among a tile's (row, query head) pairs of one kv head, against a share of the chunks."""
+    begin(PDL)
     tile, sub = tl.program_id(0) // subs, tl.program_id(0) % subs
     head, split = tl.program_id(1), tl.program_id(2)
     count, first = tl.load(tile_count + tile), tl.load(tile_first + tile)
@@ -140,87 +174,99 @@ def look(
         q_tail = tl.load(q_row[:, None] + (TAIL_AT + e)[None, :], mask=ok[:, None] & (e < TAIL)[None, :], other=0.0)
     ones = tl.full((BLOCK, COLUMNS), 1.0, tl.float32).to(q.dtype)
     n = tl.arange(0, BLOCK)
-    d = tl.arange(0, WIDE_PAD)
-    seen_m = tl.full((M,), float("-inf"), tl.float32)
-    seen_l = tl.zeros((M,), tl.float32)
-    seen = tl.zeros((M, WIDE_PAD), tl.float32)
+    m, seen_m = tl.full((M,), float("-inf"), tl.float32), tl.full((M,), float("-inf"), tl.float32)
+    sums, seen_total = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M,), tl.float32)
+    acc, seen = tl.zeros((M, WIDE_PAD), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
     PER: tl.constexpr = CHUNK // BLOCK
-    begin = lo // CHUNK
-    begin += (split + splits - begin % splits) % splits
-    for chunk in range(begin, (hi + CHUNK) // CHUNK, splits):
-        m = tl.full((M,), float("-inf"), tl.float32)
-        sums = tl.zeros((M, COLUMNS), tl.float32)
-        acc = tl.zeros((M, WIDE_PAD), tl.float32)
-        for block in range(tl.maximum(chunk * PER, lo // BLOCK), tl.minimum(chunk * PER + PER, shared)):
+    # This program's blocks, chunk by chunk, are items 0, 1, …: those that are shared come first.
+    chunk0 = lo // CHUNK
+    chunk0 += (split + splits - chunk0 % splits) % splits
+    skipped = tl.maximum(lo // BLOCK - chunk0 * PER, 0)
+    num_shared, num_items = items(shared, chunk0, splits, PER), items(end, chunk0, splits, PER)
+    rows = place(table, (chunk0 * PER + skipped) * BLOCK + n, skipped < num_shared, lo, hi, PAGE)
+    for item in range(skipped, num_shared):
+        block = (chunk0 + item // PER * splits) * PER + item % PER
+        p_at = block * BLOCK + n
+        there = (p_at >= lo) & (p_at <= hi)
+        k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+        s = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD)
+        if LATENT:
+            v = k
+        else:
+            v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
+        # Read one block ahead, so that keys and values wait for no page.
+        follower = (chunk0 + (item + 1) // PER * splits) * PER + (item + 1) % PER
+        rows = place(table, follower * BLOCK + n, item + 1 < num_shared, lo, hi, PAGE)
+        s = bend(s, inner, CAPPED)
+        if (block * BLOCK < inner_lo) | (block * BLOCK + BLOCK - 1 > inner_hi):
+            s = tl.where((p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
+        if (item % PER == 0) & (item > 0):
+            if SPLIT:
+                leave(partial, stats, t * HEADS + of, block // PER - splits, chunks, ok, m, sums, acc, WIDE)
+            else:
+                seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
+            m = tl.full((M,), float("-inf"), tl.float32)
+            sums, acc = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
+        p, m, alpha = soften(s, m, factor)
+        p = p.to(q.dtype)
+        sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
+        acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
+    if TREE:
+        # Every row has keys of its own: the product of all rows with them, of which only that row's is kept.
+        row_begin, row_end = sub * M // GROUP, tl.minimum((sub * M + M - 1) // GROUP + 1, count)
+        for item in range(tl.maximum(skipped, num_shared), num_items):
+            block = (chunk0 + item // PER * splits) * PER + item % PER
             p_at = block * BLOCK + n
-            there = (p_at >= lo) & (p_at <= hi)
-            rows = place(table, p_at, there, PAGE)
-            k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
-            s = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD)
-            s = bend(s, inner, CAPPED)
-            if (block * BLOCK < inner_lo) | (block * BLOCK + BLOCK - 1 > inner_hi):
-                s = tl.where((p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
+            if (item % PER == 0) & (item > 0):
+                if SPLIT:
+                    leave(partial, stats, t * HEADS + of, block // PER - splits, chunks, ok, m, sums, acc, WIDE)
+                else:
+                    seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
+                m = tl.full((M,), float("-inf"), tl.float32)
+                sums, acc = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
+            s = tl.full((M, BLOCK), float("-inf"), tl.float32)
+            for r in range(row_begin, row_end):
+                rows, there = own_rows(
+                    ends, firsts, bases, path, table, first + r, p_at, depth, path_stride, PAGE, END, FIRST, WINDOW
+                )
+                k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+                own = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD)
+                own = bend(own, inner, CAPPED)
+                s = tl.where((row == r)[:, None], tl.where(there[None, :], own, float("-inf")), s)
             p, m, alpha = soften(s, m, factor)
             p = p.to(q.dtype)
-            if LATENT:
-                v = k
-            else:
-                v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
             sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
-            acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
-        if TREE:
-            # Every row has keys of its own: the product of all rows with them, of which only that row's is kept.
-            row_end = tl.minimum((sub * M + M - 1) // GROUP + 1, count)
-            for block in range(
-                tl.maximum(tl.maximum(chunk * PER, lo // BLOCK), shared), tl.minimum(chunk * PER + PER, end)
-            ):
-                p_at = block * BLOCK + n
-                s = tl.full((M, BLOCK), float("-inf"), tl.float32)
-                for r in range(sub * M // GROUP, row_end):
-                    low, high = bounds(ends, firsts, first + r, True, END, FIRST, WINDOW)
-                    there = (p_at >= low) & (p_at <= high)
-                    line, there = lines_of(bases, path, first + r, p_at, there, depth, path_stride)
-                    rows = place(table, line, there, PAGE)
-                    k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
-                    own = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD)
-                    own = bend(own, inner, CAPPED)
-                    s = tl.where((row == r)[:, None], tl.where(there[None, :], own, float("-inf")), s)
-                p, m, alpha = soften(s, m, factor)
-                p = p.to(q.dtype)
-                sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
-                acc = acc * alpha[:, None]
-                for r in range(sub * M // GROUP, row_end):
-                    low, high = bounds(ends, firsts, first + r, True, END, FIRST, WINDOW)
-                    there = (p_at >= low) & (p_at <= high)
-                    line, there = lines_of(bases, path, first + r, p_at, there, depth, path_stride)
-                    rows = place(table, line, there, PAGE)
-                    if LATENT:
-                        v = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
-                    else:
-                        v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
-                    own = tl.dot(p, v.to(q.dtype), acc, input_precision="ieee")
-                    acc = tl.where((row == r)[:, None], own, acc)
-        if SPLIT:
-            at = (t * HEADS + of) * chunks + chunk
-            keep = ok & (chunk < chunks)
-            tl.store(stats + at * 2, m, mask=keep)
-            tl.store(stats + at * 2 + 1, tl.max(sums, 1), mask=keep)
-            tl.store(partial + at[:, None] * WIDE + d[None, :], acc, mask=keep[:, None] & (d < WIDE)[None, :])
-        else:
-            seen_m, seen_l, seen = merge(seen_m, seen_l, seen, m, tl.max(sums, 1), acc)
-    if not SPLIT:
-        result = normalise(seen_l, seen).to(out_at.dtype.element_ty)
+            acc = acc * alpha[:, None]
+            for r in range(row_begin, row_end):
+                rows, there = own_rows(
+                    ends, firsts, bases, path, table, first + r, p_at, depth, path_stride, PAGE, END, FIRST, WINDOW
+                )
+                if LATENT:
+                    v = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+                else:
+                    v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
+                own = tl.dot(p, v.to(q.dtype), acc, input_precision="ieee")
+                acc = tl.where((row == r)[:, None], own, acc)
+    if SPLIT:
+        if skipped < num_items:
+            chunk = chunk0 + (num_items - 1) // PER * splits
+            leave(partial, stats, t * HEADS + of, chunk, chunks, ok, m, sums, acc, WIDE)
+    else:
+        seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
+        d = tl.arange(0, WIDE_PAD)
         at = (t * HEADS + of)[:, None] * WIDE + d[None, :]
+        result = normalise(seen_total, seen).to(out_at.dtype.element_ty)
         tl.store(out_at + at, result, mask=ok[:, None] & (d < WIDE)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "chunks"])
 def combine(
     out_at, partial, stats, ends, firsts, tile_first, tile_count, rows, chunks,
     HEADS: tl.constexpr, WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr,
-    END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
+    END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Merge the chunks of one row and head; AHEAD of them are read at once."""
+    begin(PDL)
     tile, row, head = tl.program_id(0) // rows, tl.program_id(0) % rows, tl.program_id(1)
     if row >= tl.load(tile_count + tile):
         return
@@ -228,21 +274,17 @@ def combine(
     lowest, last = bounds(ends, firsts, t, True, END, FIRST, WINDOW)
     at = (t * HEADS + head) * chunks
     d = tl.arange(0, WIDE_PAD)
-    j = tl.arange(0, AHEAD)
     m = tl.full((1,), float("-inf"), tl.float32)
     total = tl.zeros((1,), tl.float32)
     acc = tl.zeros((1, WIDE_PAD), tl.float32)
     end = tl.minimum((last + CHUNK) // CHUNK, chunks)
-    for chunk in range(lowest // CHUNK, end, AHEAD):
-        ok = chunk + j < end
-        ms = tl.load(stats + (at + chunk + j) * 2, mask=ok, other=float("-inf"))
-        ls = tl.load(stats + (at + chunk + j) * 2 + 1, mask=ok, other=0.0)
-        mask = ok[:, None] & (d < WIDE)[None, :]
-        parts = tl.load(partial + (at + chunk + j)[:, None] * WIDE + d[None, :], mask=mask, other=0.0)
-        for i in tl.static_range(AHEAD):  # one of them: the others add zeros
-            m2 = tl.max(tl.where(j == i, ms, float("-inf")), 0, keep_dims=True)
-            total2 = tl.sum(tl.where(j == i, ls, 0.0), 0, keep_dims=True)
-            acc2 = tl.sum(tl.where((j == i)[:, None], parts, 0.0), 0, keep_dims=True)
+    for some in tl.range(lowest // CHUNK, end, AHEAD, num_stages=4):
+        for i in tl.static_range(AHEAD):  # behind the end a chunk that nobody sees: it changes nothing
+            chunk = at + some + i + tl.arange(0, 1)
+            ok = some + i < end
+            m2 = tl.load(stats + chunk * 2, mask=ok, other=float("-inf"))
+            total2 = tl.load(stats + chunk * 2 + 1, mask=ok, other=0.0)
+            acc2 = tl.load(partial + chunk[:, None] * WIDE + d[None, :], mask=ok & (d < WIDE)[None, :], other=0.0)
             m, total, acc = merge(m, total, acc, m2, total2, acc2)
     result = normalise(total, acc).to(out_at.dtype.element_ty)
     tl.store(out_at + (t * HEADS + head) * WIDE + d[None, :], result, mask=(d < WIDE)[None, :])

