@@ -38,6 +38,7 @@ class Keyed(NamedTuple):
     stream: int
     extra: Tensor | None = None  # [R] the key's last part
     ids: Tensor | None = None  # [V'] the token of each logit; None: its own number
+    rows: Tensor | None = None  # [R] which of the slots and positions that are given each row has; None: in order
 
 
 class Trees(NamedTuple):
@@ -111,7 +112,8 @@ class Rounds(Protocol):
         ...
 
     def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
-        """The same of logits with temperature and noise, as the slots [R] have it, keyed by positions [R]."""
+        """The same of logits with temperature and noise as the slots [R] have them, behind the tokens at positions
+        [R]: the noise is that of the place behind."""
         ...
 
     def walk(self, choices: Tensor, index: Tensor, trees: Trees, slots: Tensor | None, tables: Tables) -> Tensor:
