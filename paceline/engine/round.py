@@ -99,7 +99,7 @@ class Round:
             proposal = self.proposal
             shape = [] if proposal.chain else [proposal.parents, proposal.scratch]
             parts = [self.verdict.table(), proposal.sizes[:, None], *shape, proposal.origins]
-            self.sent = Sent([None if part is None else part.long() for part in parts])
+            self.sent = Sent(parts, self.verdict.sent)
 
     def read(self) -> tuple[list[Decision], Drafted]:
         """What was decided, and what had been proposed; sequences beyond those that sampled decide nothing."""
@@ -126,12 +126,16 @@ class Round:
 
 
 class Sent:
-    """Tables of integers [B, …] on their way to the host, in one copy. What is launched later is not waited for."""
+    """Tables of integers [B, …] on their way to the host, in one copy. What is launched later is not waited for.
 
-    def __init__(self, parts: list[Tensor | None]) -> None:
+    whole: they lie side by side in it already."""
+
+    def __init__(self, parts: list[Tensor | None], whole: Tensor | None = None) -> None:
         self._widths = [None if part is None else part.shape[1] for part in parts]
         self._event: torch.cuda.Event | None = None
-        self._table = torch.cat([part for part in parts if part is not None], dim=1)
+        if whole is None:
+            whole = torch.cat([part.long() for part in parts if part is not None], dim=1)
+        self._table = whole
         if self._table.device.type == "cuda":
             there, self._table = self._table, torch.empty(self._table.shape, dtype=torch.int64, pin_memory=True)
             self._table.copy_(there, non_blocking=True)

@@ -23,7 +23,7 @@ from paceline.models.batch import Batch, Nodes, Work, pack, pack_newest
 from paceline.sampling.processors import process
 from paceline.sampling.rules import Rule
 from paceline.sampling.state import SamplerState
-from paceline.sampling.verify import Followed, Judged, Verdict, follow, verify
+from paceline.sampling.verify import Followed, Judged, Verdict, follow, follow_there, verify
 
 
 class Runner:
@@ -67,7 +67,8 @@ class Runner:
         round = Round(plan, proposal, batch, out, verdict, times, prompt_rows)
         if self.table.apart and verdict is not None:
             assert isinstance(verdict, Verdict)
-            self.table.commit(batch.slots[: plan.num_sampling], verdict.tokens, verdict.lengths + 1)
+            if not verdict.committed:
+                self.table.commit(batch.slots[: plan.num_sampling], verdict.tokens, verdict.lengths + 1)
         if self.settles_itself:
             self.settle(round)
         return round
@@ -116,8 +117,10 @@ class Runner:
         self, proposal: Proposal, paths: Tensor | None, batch: Batch, out: Hidden, slots: list[int]
     ) -> Verdict | Followed:
         assert out.logits is not None
+        if self.table.rounds is not None and self._follows(slots):
+            return follow_there(proposal, out.logits[: len(batch.places.sampled)], batch, self.state, slots)
         history = histories(proposal, paths, batch, slots)
-        if out.best is not None and self._follows(slots):
+        if out.best is not None and not self.table.apart and self._follows(slots):
             picking = self.state.picking(history.slots, history.positions + 1)
             picked = pick(out.logits[: len(history.slots)], picking).tolist()
             return follow(proposal, [count - 1 for count in batch.places.sampled_counts], picked)
@@ -125,8 +128,8 @@ class Runner:
         return verify(Judged(proposal, logits, history, batch.places.index, self.state), self.rule)
 
     def _follows(self, slots: list[int]) -> bool:
-        """Whether the library can pick for all of them, and the rule takes just that."""
-        return self.rule.follows and not self.table.apart and self.state.tempered.issuperset(slots)
+        """Whether kernels can pick for all of them, and the rule takes just that."""
+        return self.rule.follows and self.state.tempered.issuperset(slots)
 
     def _prompt_rows(self, plan: Plan, batch: Batch) -> tuple[list[PromptRows], Tensor]:
         """Who wants raw logits of its prompt, and all rows that are looked at, those behind the sampled ones: every
@@ -152,15 +155,20 @@ class Runner:
     def _keep_accepted(self, verdict: Verdict | Followed, batch: Batch) -> None:
         """Move the rows of accepted tree nodes to their positions. A chain's are there already."""
         nodes, layout = verdict.nodes, batch.layout
-        depth = torch.arange(nodes.shape[1], device=nodes.device)
-        moved = (nodes >= 0) & (nodes != depth)
-        roots = batch.places.sampled[batch.places.index[:, 0]]
-        slots = torch.where(moved, layout.slots[roots][:, None], self.table.null)
-        base = layout.positions[roots][:, None] + 1
-        lines = [torch.where(moved, base + place, 0) for place in (nodes, depth)]
+        roots = batch.places.roots
         groups = [(self.cache.layers, layout)]
         if layout.windowed is not None:
             groups = list(zip(self.cache.groups, (layout, layout.windowed)))
+        if self.table.rounds is not None:
+            for layers, placed in groups if nodes.numel() else ():
+                if layers:
+                    self.target.model.ops.keep(layers, *self.table.rounds.moves(nodes, roots, placed))
+            return
+        depth = torch.arange(nodes.shape[1], device=nodes.device)
+        moved = (nodes >= 0) & (nodes != depth)
+        slots = torch.where(moved, layout.slots[roots][:, None], self.table.null)
+        base = layout.positions[roots][:, None] + 1
+        lines = [torch.where(moved, base + place, 0) for place in (nodes, depth)]
         for layers, placed in groups:
             source, target = (cache_rows(placed, slots, line) for line in lines)
             if not self.table.apart:  # where the host may look, it need not move what stays
