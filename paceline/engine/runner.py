@@ -88,7 +88,7 @@ class Runner:
         context = DraftContext([item.slot for item in work], budgets, self.state, self.rule, given)
         proposal = self.drafter.propose(context)
         if self.table.apart or any(size > most for size, most in zip(proposal.sizes.tolist(), budgets)):
-            proposal = proposal.cut(context.make_budgets())  # whatever the drafter did to those it was shown
+            proposal = context.cut(proposal)
         return proposal if plan.num_drafting == plan.num_sampling else pad_proposal(proposal, plan.num_sampling)
 
     def _pack(self, plan: Plan, proposal: Proposal, slots: Tensor | None) -> tuple[Batch, Tensor | None]:
