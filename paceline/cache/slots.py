@@ -96,7 +96,8 @@ class Slots:
 
     @property
     def tables(self) -> Tables:
-        return Tables(self.tokens.tensor, self.lengths, self.limits, self.pages.tensor, self.max_length)
+        counts = (self.lengths, self.prompt_lengths, self.limits)
+        return Tables(self.tokens.tensor, *counts, self.pages.tensor, self.max_length)
 
     @property
     def num_free(self) -> int:

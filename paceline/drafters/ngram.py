@@ -22,6 +22,7 @@ from torch import Tensor
 from paceline.drafters.base import Context, QuietDrafter
 from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
+from paceline.kernels.rounds import Lookup, Rounds
 from paceline.params import check_count
 
 RULES = ("vllm", "transformers", "reference")
@@ -100,6 +101,8 @@ class NGramDrafter(QuietDrafter):
         return self._search(context, nodes) if on_host else self._look_up(context, nodes)
 
     def _look_up(self, context: Context, nodes: int) -> Proposal:
+        if context.table.rounds is not None:
+            return self._look_up_at_once(context.table.rounds, context, nodes)
         window = _window(context)  # [B, L]
         lengths = context.lengths  # [B]
         depth = _depths(window, lengths, self._max_match)  # [B, L]
@@ -116,6 +119,13 @@ class NGramDrafter(QuietDrafter):
         if self._pace is not None:
             sizes = self._pace.limit(context, sizes)
         return Proposal.of_chains(_copy(window, source, sizes, nodes), sizes, self.name)
+
+    def _look_up_at_once(self, rounds: Rounds, context: Context, nodes: int) -> Proposal:
+        """The same by kernels."""
+        pace = None if self._pace is None else self._pace.state(context)
+        lookup = Lookup(nodes, self._min_match, self._max_match, self._reference, pace, self.max_nodes)
+        tokens, parents, sizes = rounds.look_up(context.slots, context.budgets, lookup, context.table.tables)
+        return Proposal(tokens, parents, sizes, chain=True, names=(self.name,))
 
     def _search(self, context: Context, nodes: int) -> Proposal:
         """`_look_up` on the host, for the rules that take prompt and output as one text."""
@@ -214,17 +224,21 @@ class Pace:
 
     def limit(self, context: Context, sizes: Tensor) -> Tensor:
         """Judge the round before, then cut this round's proposals to the new counts: [B] → [B]."""
-        if self._state is None:
-            rows = context.table.num_slots + 1
-            self._state = torch.zeros(3, rows, dtype=torch.int64, device=context.slots.device)
-            self._state[0] = self._max
-        count, size, length = self._state.index_select(1, context.slots)  # [B] each
+        state = self.state(context)
+        count, size, length = state.index_select(1, context.slots)  # [B] each
         accepted = context.lengths - length - 1  # [B] a round commits its accepted tokens and one more
         moved = torch.where(accepted >= size, count + 2, count - 1).clamp(1, self._max)
         count = torch.where(size > 0, moved, count)
         sizes = torch.minimum(sizes, count)
-        self._state[:, context.slots] = torch.stack([count, sizes, context.lengths])
+        state[:, context.slots] = torch.stack([count, sizes, context.lengths])
         return sizes
+
+    def state(self, context: Context) -> Tensor:
+        if self._state is None:
+            rows = context.table.num_slots + 1
+            self._state = torch.zeros(3, rows, dtype=torch.int64, device=context.slots.device)
+            self._state[0] = self._max
+        return self._state
 
     def forget(self, slots: list[int]) -> None:
         if self._state is not None and slots:

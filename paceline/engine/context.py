@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -67,17 +68,31 @@ class DraftContext:
 
     def make_budgets(self) -> Tensor:
         """[B] on the device, afresh."""
-        asked, device = self._asked, self.table.device
-        if self._given is not None:
-            budgets = self._given.budgets.clamp(max=self.max_nodes)
-        elif len(set(asked)) == 1:
-            budgets = torch.full((len(asked),), asked[0], dtype=torch.int64, device=device)
-        else:
-            budgets = torch.tensor(asked, dtype=torch.int64).to(device, non_blocking=True)
+        if self.table.rounds is not None:
+            return self.table.rounds.budgets(self._most(), self.slots, self.table.tables, self.spread)
+        most = self._most()
+        if isinstance(most, int):
+            most = torch.full((len(self._asked),), most, dtype=torch.int64, device=self.table.device)
         if not self.table.apart:
-            return budgets
+            return most
         # The device may be further than the host knew: the last token before a limit is the target's own.
-        return torch.minimum(budgets, (self.table.limits[self.slots] - self.lengths - 1 + self.spread).clamp(min=0))
+        return torch.minimum(most, (self.table.limits[self.slots] - self.lengths - 1 + self.spread).clamp(min=0))
+
+    def _most(self) -> int | Tensor:
+        """What was asked of all, or of each."""
+        if self._given is not None:
+            return self._given.budgets
+        if len(set(self._asked)) == 1:
+            return self._asked[0]
+        return torch.tensor(self._asked, dtype=torch.int64).to(self.table.device, non_blocking=True)
+
+    def cut(self, proposal: Proposal) -> Proposal:
+        """No more nodes than the budgets, whatever the drafter did to those it was shown."""
+        if self.table.rounds is None or not proposal.num_nodes:
+            return proposal.cut(self.make_budgets())
+        room = (self._most(), self.slots, self.table.tables, self.spread)
+        sizes, parents = self.table.rounds.cut(*room, proposal.sizes, proposal.parents)
+        return replace(proposal, sizes=sizes, parents=parents)
 
     @property
     def budget_list(self) -> list[int]:
@@ -112,7 +127,10 @@ class DraftContext:
         slots, limits = [self.slot_list[row] for row in chosen], [min(self._asked[row], max_nodes) for row in chosen]
         if not trees and self._given is None:  # else the budgets see to it
             limits = [min(limit, self.table.room(slot)) for limit, slot in zip(limits, slots)]
-        part = DraftContext(slots, limits, self._state, self._rule, self._given if rows is None else None)
+        given = self._given if rows is None else None
+        if given is not None and max_nodes < self.max_nodes:
+            given = given._replace(budgets=given.budgets.clamp(max=max_nodes))
+        part = DraftContext(slots, limits, self._state, self._rule, given)
         part.spread = self.spread if trees else 0
         return part
 

@@ -28,7 +28,7 @@ from paceline.models.batch import Batch, Nodes, Places, Static, holding, pack_ro
 from paceline.models.frame import Frame, FrameInput, Size, shape_of
 from paceline.sampling.processors import kind_of, process
 from paceline.sampling.rules import Rule
-from paceline.sampling.verify import Judged, Verdict, verify, walk
+from paceline.sampling.verify import Judged, Verdict, follow_there, verify
 
 
 class Asked(NamedTuple):
@@ -69,6 +69,7 @@ class DeviceRunner(Runner):
         self, target: Target, cache: KVCache, table: Slots, rule: Rule, capture: Capture | None = None
     ) -> None:
         self._capture = capture
+        table.rounds = target.model.ops.rounds
         super().__init__(target, cache, table, rule)
 
     def set_drafter(self, drafter: Drafter | None) -> None:
@@ -101,7 +102,7 @@ class DeviceRunner(Runner):
         work = plan.work[: plan.num_drafting]
         slots, budgets = [item.slot for item in work], [item.num_nodes for item in work]
         context = DraftContext(slots, budgets, self.state, self.rule)
-        proposal = self.drafter.propose(context).cut(context.make_budgets())
+        proposal = context.cut(self.drafter.propose(context))
         plan.cut(proposal.num_nodes)
         return pad_proposal(proposal, plan.num_sampling)
 
@@ -178,9 +179,8 @@ class DeviceRunner(Runner):
         table, sampling = self.table, frame.num_sampling
         proposal = self._draft(frame, asked)
         paths = proposal.paths()
-        starts = torch.where(frame.starts >= 0, frame.starts, table.lengths[frame.slots] - 1)
-        given = Static([], Nodes(proposal.tokens, proposal.sizes, paths))
-        batch = pack_rows(frame, frame.slots, starts, table, self.cache.pool.block_size, given)
+        given = Static([], Nodes(proposal.tokens, proposal.sizes, paths), newest=True)
+        batch = pack_rows(frame, frame.slots, frame.starts, table, self.cache.pool.block_size, given)
         if table.windowed is not None:
             see_windows(batch.layout, table.windowed.table.tensor)
         rows = frame.sampled if asked.more is None else torch.cat([frame.sampled, asked.more])
@@ -188,7 +188,8 @@ class DeviceRunner(Runner):
         verdict = report = None
         if sampling:
             verdict = self._decide(proposal, paths, batch, out, asked.slots)
-            table.commit(frame.slots[:sampling], verdict.tokens, verdict.lengths + 1)
+            if not verdict.committed:
+                table.commit(frame.slots[:sampling], verdict.tokens, verdict.lengths + 1)
             report = Report.of(proposal, verdict)
         made = Outcome(proposal, batch, out, verdict, report)
         if self.settles_itself:
@@ -202,19 +203,18 @@ class DeviceRunner(Runner):
             return undrafted(frame.num_sampling, self.table.device)
         budgets = [frame.num_nodes] * frame.num_sampling
         context = DraftContext(asked.slots, budgets, self.state, self.rule, Given(frame.drafting, frame.budgets))
-        return self.drafter.propose(context).cut(context.make_budgets())  # whatever it did to those it was shown
+        return context.cut(self.drafter.propose(context))
 
     def _decide(self, proposal: Proposal, paths: Tensor | None, batch: Batch, out: Hidden, slots: list[int]) -> Verdict:
         assert out.logits is not None
-        history = histories(proposal, paths, batch, slots)
-        logits = process(out.logits[: len(history.slots)], history, self.state)
         width, index = proposal.num_nodes, batch.places.index
         if width != batch.places.num_nodes:
             index = index[:, torch.arange(width + 1, device=index.device).clamp(max=index.shape[1] - 1)]
-        judged = Judged(proposal, logits, history, index, self.state)
-        if out.best is not None and self.state.tempered.issuperset(slots) and not self.state.any_sampled(slots):
-            return walk(judged, out.best[index])
-        return verify(judged, self.rule)
+        if self.table.rounds is not None and self._follows(slots):
+            return follow_there(proposal, out, batch, index, self.state, slots)
+        history = histories(proposal, paths, batch, slots)
+        logits = process(out.logits[: len(history.slots)], history, self.state)
+        return verify(Judged(proposal, logits, history, index, self.state), self.rule)
 
     def _settle_frame(self, made: Outcome, new: bool) -> None:
         """What is permanent becomes so for the cache and the drafter."""

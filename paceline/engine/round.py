@@ -135,6 +135,8 @@ class Report(NamedTuple):
         shape = [] if proposal.chain else [proposal.parents, proposal.scratch]
         parts = [verdict.table(), proposal.sizes[:, None], *shape, proposal.origins]
         widths = tuple([None if part is None else part.shape[1] for part in parts])
+        if verdict.sent is not None:  # kernels laid it out
+            return cls(verdict.sent, widths)
         return cls(torch.cat([part.long() for part in parts if part is not None], dim=1), widths)
 
 

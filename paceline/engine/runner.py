@@ -78,7 +78,7 @@ class Runner:
         context = DraftContext([item.slot for item in work], budgets, self.state, self.rule)
         proposal = self.drafter.propose(context)
         if any(size > most for size, most in zip(proposal.sizes.tolist(), budgets)):
-            proposal = proposal.cut(context.make_budgets())  # whatever the drafter did to those it was shown
+            proposal = context.cut(proposal)
         return proposal if plan.num_drafting == plan.num_sampling else pad_proposal(proposal, plan.num_sampling)
 
     def _pack(self, plan: Plan, proposal: Proposal) -> tuple[Batch, Tensor | None]:
@@ -123,15 +123,20 @@ class Runner:
     def _keep_accepted(self, verdict: Verdict | Followed, batch: Batch) -> None:
         """Move the rows of accepted tree nodes to their positions. A chain's are there already."""
         nodes, layout = verdict.nodes, batch.layout
-        depth = torch.arange(nodes.shape[1], device=nodes.device)
-        moved = (nodes >= 0) & (nodes != depth)
-        roots = batch.places.sampled[batch.places.index[:, 0]]
-        slots = torch.where(moved, layout.slots[roots][:, None], self.table.null)
-        base = layout.positions[roots][:, None] + 1
-        lines = [torch.where(moved, base + place, 0) for place in (nodes, depth)]
+        roots = batch.places.roots
         groups = [(self.cache.layers, layout)]
         if layout.windowed is not None:
             groups = list(zip(self.cache.groups, (layout, layout.windowed)))
+        if self.table.rounds is not None:
+            for layers, placed in groups if nodes.numel() else ():
+                if layers:
+                    self.target.model.ops.keep(layers, *self.table.rounds.moves(nodes, roots, placed))
+            return
+        depth = torch.arange(nodes.shape[1], device=nodes.device)
+        moved = (nodes >= 0) & (nodes != depth)
+        slots = torch.where(moved, layout.slots[roots][:, None], self.table.null)
+        base = layout.positions[roots][:, None] + 1
+        lines = [torch.where(moved, base + place, 0) for place in (nodes, depth)]
         for layers, placed in groups:
             source, target = self._moves(moved, *(cache_rows(placed, slots, line) for line in lines))
             if layers and source.numel():

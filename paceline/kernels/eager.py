@@ -32,6 +32,7 @@ from paceline.kernels.ops import (
     cache_rows,
     unpack,
 )
+from paceline.kernels.rounds import Rounds
 
 SHARED_ROWS = 64  # spans of more rows (prefill chunks) get a call of their own
 
@@ -219,6 +220,7 @@ def look(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, sof
 
 class EagerOps:
     name, chains, captures = "torch", False, False
+    rounds: Rounds | None = None
     forward: type[EagerForward] = EagerForward
 
     def pack(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from paceline.kernels.chain import Chain, Drafts
+    from paceline.kernels.rounds import Rounds
 
 FINAL = -1  # the boundary after the last norm: what the vocabulary head reads
 
@@ -338,6 +339,7 @@ class Ops(Protocol):
     name: str
     chains: bool  # whether they draw chains in one go
     captures: bool  # whether they ask the host for nothing, so that what they do can be captured
+    rounds: Rounds | None  # kernels for a round's small work
 
     def pack(
         self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device, exact: bool = False

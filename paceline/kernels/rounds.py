@@ -18,6 +18,7 @@ class Tables(NamedTuple):
 
     tokens: Tensor  # [S+1, L]
     lengths: Tensor  # [S+1]
+    prompts: Tensor  # [S+1] how long they are
     limits: Tensor  # [S+1]
     pages: Tensor  # [S+1, P]
     max_length: int
@@ -38,6 +39,7 @@ class Keyed(NamedTuple):
     stream: int
     extra: Tensor | None = None  # [R] the key's last part
     ids: Tensor | None = None  # [V'] the token of each logit; None: its own number
+    rows: Tensor | None = None  # [R] which of the slots and positions that are given each row has; None: in order
 
 
 class Trees(NamedTuple):
@@ -94,6 +96,17 @@ class PackedRows(NamedTuple):
     path: Tensor | None  # [T, D]
 
 
+class Lookup(NamedTuple):
+    """How n-gram drafts are looked up: see `drafters/ngram.py`."""
+
+    nodes: int  # the most of this proposal
+    min_match: int
+    max_match: int
+    reference: bool  # its rule
+    pace: Tensor | None = None  # [3, S+1] the count, the size last proposed, the length it was proposed at
+    max_nodes: int = 0  # the count's limit
+
+
 class Kept(NamedTuple):
     """What became permanent of a batch's rows, [T] each."""
 
@@ -111,7 +124,8 @@ class Rounds(Protocol):
         ...
 
     def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
-        """The same of logits with temperature and noise, as the slots [R] have it, keyed by positions [R]."""
+        """The same of logits with temperature and noise as the slots [R] have them, behind the tokens at positions
+        [R]: the noise is that of the place behind."""
         ...
 
     def walk(self, choices: Tensor, index: Tensor, trees: Trees, slots: Tensor | None, tables: Tables) -> Tensor:
@@ -131,4 +145,18 @@ class Rounds(Protocol):
 
     def moves(self, nodes: Tensor, roots: Tensor, layout: Layout) -> Tensor:
         """[2, B·D] cache rows, from where to where accepted nodes [B, D] below the rows `roots` [B] move."""
+        ...
+
+    def budgets(self, asked: int | Tensor, slots: Tensor, tables: Tables, spread: int) -> Tensor:
+        """[B] nodes that slots [B] have room for, no more than asked (of all, or of each); `spread` more for trees."""
+        ...
+
+    def cut(
+        self, asked: int | Tensor, slots: Tensor, tables: Tables, spread: int, sizes: Tensor, parents: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Sizes [B] and parents [B, N] of the same trees with no more nodes than that."""
+        ...
+
+    def look_up(self, slots: Tensor, budgets: Tensor, lookup: Lookup, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+        """Chains copied from where the last tokens of slots [B] stood before: tokens, parents [B, N], sizes [B]."""
         ...

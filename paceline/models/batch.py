@@ -129,6 +129,11 @@ class Places:
         return self._send(firsts[:, None] + np.minimum(np.arange(1 + self.num_nodes), counts[:, None] - 1))
 
     @functools.cached_property
+    def roots(self) -> Tensor:
+        """[sampling sequences] the row of each one's newest committed token."""
+        return self.sampled[self.index[:, 0]]
+
+    @functools.cached_property
     def sampled_owner(self) -> Tensor:
         return self.owner[self.sampled]  # [R]
 

@@ -94,6 +94,10 @@ class Frame(Places):
         return self.own_spans
 
     @property
+    def roots(self) -> Tensor:
+        return self.sampled[self.index[:, 0]]
+
+    @property
     def sampled_owner(self) -> Tensor:
         """Rows that are sampled for nobody may be anybody's."""
         return self.owner[self.sampled].clamp(max=self.size.sampling - 1)

@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.cache.slots import Slots
 from paceline.kernels.chain import Picking
 from paceline.kernels.cpu.library import library
+from paceline.kernels.rounds import Keyed
 from paceline.params import SamplingParams
 from paceline.sampling import noise
 from paceline.sampling.noise import Keys
@@ -116,6 +117,12 @@ class SamplerState:
         words = noise.row_words(self.keys(slots), positions, stream, extra)
         noisy = 1 - self.int_column("greedy", slots)
         return Picking(self.float_column("temperature", slots), noisy, *words, noise.tables(self.device))
+
+    def keyed(self, stream: int = noise.SAMPLE, extra: Tensor | None = None, divided: bool = False) -> Keyed:
+        """The same for kernels that look up the slots themselves; divided: the logits have had their temperature."""
+        seeds, samples, greedy = (self._ints[:, _COLUMN[name]] for name in ("seed", "sample", "greedy"))
+        temperature = None if divided else self._floats[:, _COLUMN["temperature"]]
+        return Keyed(seeds, samples, greedy, temperature, noise.tables(self.device), stream, extra)
 
     def any_sampled(self, slot_list: list[int]) -> bool:
         """Whether any of these slots needs noise at all."""

@@ -14,12 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.cache.slots import Slots
 from paceline.kernels.cpu.chain import pick
+from paceline.kernels.rounds import Rounds, Trees
 from paceline.sampling import noise
 from paceline.sampling.state import Rows, SamplerState
 
 if TYPE_CHECKING:
     from paceline.drafters.tree import Proposal
+    from paceline.kernels.ops import Hidden
+    from paceline.models.batch import Batch
     from paceline.sampling.rules import Rule
 
 
@@ -38,12 +42,22 @@ class Verdict:
     tokens: Tensor  # [B, D+1] accepted tokens, then one more; -1 beyond, and -1 as the last one if none can be sampled
     nodes: Tensor  # [B, D] accepted nodes by depth; -1 beyond
     lengths: Tensor  # [B] how many were accepted
+    sent: Tensor | None = None  # [B, W] all that `Round.send` sends, where kernels laid it out
+    committed: bool = False  # by whoever reached it
+
+    @classmethod
+    def of(cls, sent: Tensor, nodes: int, committed: bool) -> Verdict:
+        """What kernels laid out for proposals of so many nodes."""
+        tokens, chosen = sent[:, : nodes + 1], sent[:, nodes + 1 : 2 * nodes + 1]
+        return cls(tokens, chosen, sent[:, 2 * nodes + 1], sent, committed)
 
     def read(self) -> list[Decision]:
         return self.decisions(self.table().tolist())
 
     def table(self) -> Tensor:
         """[B, 2D+2] all of it, to be sent to the host at once."""
+        if self.sent is not None:
+            return self.sent[:, : 2 * self.nodes.shape[1] + 2]
         return torch.cat([self.tokens, self.nodes, self.lengths[:, None]], dim=1)
 
     @staticmethod
@@ -100,9 +114,29 @@ class Judged:
 
 def verify(judged: Judged, rule: Rule) -> Verdict:
     """The round's decision under one rule."""
-    choices = choose(judged.logits, judged.rows, judged.state)[judged.index]  # [B, N+1]
-    judge = rule.judge if judged.state.any_sampled(judged.rows.slot_list) else walk
-    return judge(judged, choices)
+    choices = choose(judged.logits, judged.rows, judged.state)  # [R]
+    judge = rule.judge if judged.state.any_sampled(judged.rows.slot_list) and not rule.follows else walk
+    if judge is walk and judged.state.table.rounds is not None:
+        return _walk_at_once(judged.state.table, judged.proposal, judged.index, choices)
+    return judge(judged, choices[judged.index])
+
+
+def follow_there(
+    proposal: Proposal, out: Hidden, batch: Batch, index: Tensor, state: SamplerState, slots: list[int]
+) -> Verdict:
+    """`follow` where the tables are, by kernels that are there: the verdict on raw logits where temperature and noise
+    at most come between them and the tokens, and the rule takes just those. It is committed, too.
+
+    index [B, 1+N]: as in `Judged`."""
+    table, layout, places = state.table, batch.layout, batch.places
+    assert table.rounds is not None and out.logits is not None
+    logits = out.logits[: len(places.sampled)]
+    if state.any_sampled(slots):
+        keyed = state.keyed()._replace(rows=places.sampled)
+        choices = table.rounds.sample(logits, layout.slots, layout.positions, keyed)
+    else:
+        choices = table.rounds.best(logits) if out.best is None else out.best
+    return _walk_at_once(table, proposal, index, choices, batch.slots)
 
 
 def follow(proposal: Proposal, sizes: list[int], likeliest: list[int]) -> Followed:
@@ -129,8 +163,10 @@ def follow(proposal: Proposal, sizes: list[int], likeliest: list[int]) -> Follow
     return Followed(decisions)
 
 
-def argmax(values: Tensor) -> Tensor:
+def argmax(values: Tensor, rounds: Rounds | None = None) -> Tensor:
     """[R, V] → [R]; ties go to the lowest id, a row with nothing above -inf (or with NaN) gives -1."""
+    if rounds is not None:
+        return rounds.best(values)
     if values.device.type == "cpu":  # one pass, the first of equals
         host = values.numpy()
         found = host.argmax(1)
@@ -144,8 +180,11 @@ def argmax(values: Tensor) -> Tensor:
 
 def choose(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     """The token the target samples at every row, [R]."""
+    rounds = state.table.rounds
     if not state.any_sampled(rows.slot_list):
-        return argmax(logits)
+        return argmax(logits, rounds)
+    if rounds is not None:
+        return rounds.sample(logits, rows.slots, rows.positions, state.keyed(divided=True))
     if state.picks:
         return pick(logits, state.picking(rows.slots, rows.positions + 1).processed())
     values = noise.gumbel(state.keys(rows.slots), rows.positions + 1, noise.SAMPLE, logits.shape[1])
@@ -158,6 +197,16 @@ def walk(judged: Judged, choices: Tensor) -> Verdict:
         return _agree(judged, choices)
     accepted, final = _descend(judged, choices)
     return _verdict(judged, accepted, final)
+
+
+def _walk_at_once(
+    table: Slots, proposal: Proposal, index: Tensor, choices: Tensor, slots: Tensor | None = None
+) -> Verdict:
+    """The same by kernels, for choices [R] as they are; committed to slots [B], if given."""
+    assert table.rounds is not None
+    parts = (proposal.tokens, proposal.parents, proposal.sizes, proposal.chain, proposal.scratch, proposal.origins)
+    sent = table.rounds.walk(choices, index, Trees(*parts), slots, table.tables)
+    return Verdict.of(sent, proposal.num_nodes, committed=slots is not None)
 
 
 def settle(judged: Judged, choices: Tensor, accepted: Tensor, final: Tensor) -> Verdict:

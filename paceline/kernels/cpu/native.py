@@ -126,7 +126,7 @@ def _told(shapes: Shapes) -> str:
 
 
 class NativeOps:
-    name, chains, captures = "native", True, False
+    name, chains, captures, rounds = "native", True, False, None
 
     def __init__(self, quantization: str | None = None, stored: torch.dtype = torch.float32) -> None:
         self.quantization = quantization  # the kind of blocks that float matrices are packed into

@@ -37,6 +37,7 @@ from paceline.kernels.triton.attention import Look, Tiles, attend, chunks_of, sp
 from paceline.kernels.triton.heads import HeadNorms
 from paceline.kernels.triton.matmul import Norm, logits_best, matmul
 from paceline.kernels.triton.matmul import logits as matmul_logits
+from paceline.kernels.triton.rounds import TritonRounds
 
 
 class Waiting:
@@ -230,7 +231,7 @@ class Late(Hidden):
 
 
 class TritonOps(EagerOps):
-    name, captures = "triton", True
+    name, captures, rounds = "triton", True, TritonRounds()
     forward = TritonForward
 
     def run(

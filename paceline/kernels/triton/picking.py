@@ -93,7 +93,7 @@ def _pick_kernel(
     tl.store(keys + row * tl.num_programs(1) + part, _greatest(values, ids))
 
 
-_LOOSE = ["seeds", "samples", "greedy", "temperature", "extra"]  # columns of tables: anywhere
+_LOOSE = ["slots", "positions", "seeds", "samples", "greedy", "temperature", "extra", "rows"]  # parts of tables
 
 
 @triton.jit(
@@ -111,6 +111,7 @@ def _sample_kernel(
     temperature,
     extra,
     names,
+    rows,
     inverse,
     logarithm,
     vocabulary,
@@ -121,7 +122,10 @@ def _sample_kernel(
     BLOCK: tl.constexpr,
 ):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    slot = tl.load(slots + row)
+    at = row
+    if rows is not None:
+        at = tl.load(rows + row)
+    slot = tl.load(slots + at)
     place = part * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(logits + row * stride + place, place < vocabulary, -float("inf")).to(tl.float32)
     ids = place
@@ -131,7 +135,7 @@ def _sample_kernel(
         values = tl.div_rn(values, tl.load(temperature + slot * floats))
     if tl.load(greedy + slot * ints) == 0:
         seed, sample = tl.load(seeds + slot * ints), tl.load(samples + slot * ints)
-        position, stream = tl.load(positions + row), tl.zeros_like(seed) + STREAM
+        position, stream = tl.load(positions + at) + 1, tl.zeros_like(seed) + STREAM
         if extra is None:
             first, second = _words((seed, seed >> 32, sample, position, stream))
         else:
@@ -167,7 +171,7 @@ def pick(logits: Tensor, picking: Picking) -> Tensor:
 
 
 def sample(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
-    """[R, V] → [R]: the same with words, temperature and noise as the slots [R] have them, at positions [R]."""
+    """[R, V] → [R]: the same with words, temperature and noise as the slots have them, behind what is at positions."""
     logits, keys = _prepare(logits)
     columns = (keyed.seeds, keyed.samples, keyed.greedy)
     strides = (keyed.seeds.stride(0), 0 if keyed.temperature is None else keyed.temperature.stride(0))
@@ -181,6 +185,7 @@ def sample(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Te
         keyed.temperature,
         keyed.extra,
         keyed.ids,
+        keyed.rows,
         *keyed.tables,
         logits.shape[1],
         logits.stride(0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.kernels.triton import packing, picking, walking
+from paceline.kernels.triton import drafting, packing, picking, walking
 
 
 class TritonRounds:
@@ -12,3 +12,6 @@ class TritonRounds:
     moves = staticmethod(walking.moves)
     pack = staticmethod(packing.pack)
     observe = staticmethod(packing.observe)
+    budgets = staticmethod(drafting.budgets)
+    cut = staticmethod(drafting.cut)
+    look_up = staticmethod(drafting.look_up)

@@ -23,7 +23,7 @@ POSITIONS = torch.tensor([0, 7, 100_000, 1, 5, 8])
 def by_tensors(logits: Tensor, stream: int, extra: Tensor | None, divided: bool = False) -> Tensor:
     """On the CPU, with none of the library's noise."""
     seeds, samples, greedy = SLOTS[PLACES].unbind(1)
-    values = noise._gumbel(Keys(seeds, samples), POSITIONS, stream, logits.shape[1], extra)
+    values = noise._gumbel(Keys(seeds, samples), POSITIONS + 1, stream, logits.shape[1], extra)
     processed = logits if divided else logits / WARMTH[PLACES, None]
     return argmax(torch.where(greedy[:, None] != 0, processed, processed + values))
 
@@ -70,7 +70,7 @@ def test_picks_are_those_of_tensor_operations(device: torch.device) -> None:
     from paceline.kernels.triton.picking import pick
 
     seeds, samples, greedy = SLOTS[PLACES].unbind(1)
-    words = noise.row_words(Keys(seeds, samples), POSITIONS, noise.SAMPLE, None)
+    words = noise.row_words(Keys(seeds, samples), POSITIONS + 1, noise.SAMPLE, None)
     columns = [column.to(device) for column in (WARMTH[PLACES], 1 - greedy, *words)]
     picking = Picking(*columns, noise.tables(device))
     for spread in (0.0, 1.0):
@@ -103,6 +103,11 @@ def test_a_row_is_picked_alike_alone_and_among_others(device: torch.device) -> N
     logits = made(90, 1.0).to(device)
     where = PLACES.to(device), POSITIONS.to(device)
     together = sample(logits, *where, keyed(device, noise.SAMPLE, None)).tolist()
+    some = torch.tensor([5, 0], device=device)
+    assert sample(logits[some], *where, keyed(device, noise.SAMPLE, None)._replace(rows=some)).tolist() == [
+        together[5],
+        together[0],
+    ]
     for row in (0, 3, 5):
         own = sample(logits[row, None], *(part[row, None] for part in where), keyed(device, noise.SAMPLE, None))
         assert own.tolist() == [together[row]]
