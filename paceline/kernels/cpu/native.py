@@ -31,6 +31,7 @@ from paceline.kernels.cpu.library import (
 from paceline.kernels.cpu.recording import Recording, Shapes
 from paceline.kernels.ops import TOGETHER, Describes, Head, Hidden, Inputs, LayerCache, Packed, Weight
 from paceline.kernels.quantise import quantise
+from paceline.kernels.rounds import Rounds
 
 _CPU = torch.device("cpu")
 _NARROW = {torch.bfloat16: "BF16", torch.float16: "F16"}  # others are kept as F32
@@ -126,7 +127,8 @@ def _told(shapes: Shapes) -> str:
 
 
 class NativeOps:
-    name, chains, captures, rounds = "native", True, False, None
+    name, chains, captures = "native", True, False
+    rounds: Rounds | None = None
 
     def __init__(self, quantization: str | None = None, stored: torch.dtype = torch.float32) -> None:
         self.quantization = quantization  # the kind of blocks that float matrices are packed into

@@ -31,6 +31,7 @@ from paceline.kernels.ops import (
     Span,
     Weight,
 )
+from paceline.kernels.rounds import Rounds
 from paceline.kernels.triton import heads as head_kernels
 from paceline.kernels.triton import rows as row_kernels
 from paceline.kernels.triton.attention import Look, Tiles, attend, chunks_of, splits_of, tiles_of
@@ -231,7 +232,8 @@ class Late(Hidden):
 
 
 class TritonOps(EagerOps):
-    name, captures, rounds = "triton", True, TritonRounds()
+    name, captures = "triton", True
+    rounds: Rounds | None = TritonRounds()
     forward = TritonForward
 
     def run(
