@@ -118,7 +118,9 @@ def product(
     weight_rows = tl.minimum(cols, N - 1).to(tl.int64)
     x_at = x + rows.to(tl.int64)[:, None] * x_stride + lanes[None, :]
     w_at = w + weight_rows[None, :] * w_stride + lanes[:, None]
-    up_at = w_at + N.to(tl.int64) * w_stride
+    up_at = w_at
+    if GATE != "":
+        up_at += N.to(tl.int64) * w_stride
     if PDL and AHEAD > 0:
         prefetch_rows(w, weight_rows, w_stride, K, AHEAD)
         if GATE != "":
