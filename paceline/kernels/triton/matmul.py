@@ -137,7 +137,7 @@ def arguments(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile
     # The interpreter cannot count to a number it was given; compiled, one kernel serves every K.
     steps = triton.cdiv(depth, tile.k) if INTERPRETED else 0
     options = {
-        "EVEN": depth % tile.k == 0, "STEPS": steps, "NORM": kind, "GATE": around.gate or "",
+        "EVEN": depth % tile.k == 0, "ONCE": rows <= tile.m, "STEPS": steps, "NORM": kind, "GATE": around.gate or "",
         "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP": tile.group, "AHEAD": tile.ahead,
         "PDL": PDL, "WIDEN": INTERPRETED, **launching(tile.warps, tile.stages),
     }  # fmt: skip

@@ -99,6 +99,7 @@ def product(
     share,  # 1 / K
     eps,
     EVEN: tl.constexpr,  # K is a multiple of BLOCK_K
+    ONCE: tl.constexpr,  # one tile has all rows: no other program reads these weights
     STEPS: tl.constexpr,  # of the sum, where they are known beforehand, else 0
     NORM: tl.constexpr,
     GATE: tl.constexpr,  # an activation's name or ""
@@ -118,7 +119,9 @@ def product(
     weight_rows = tl.minimum(cols, N - 1).to(tl.int64)
     x_at = x + rows.to(tl.int64)[:, None] * x_stride + lanes[None, :]
     w_at = w + weight_rows[None, :] * w_stride + lanes[:, None]
-    up_at = w_at + N.to(tl.int64) * w_stride
+    up_at = w_at
+    if GATE != "":
+        up_at += N.to(tl.int64) * w_stride
     if PDL and AHEAD > 0:
         prefetch_rows(w, weight_rows, w_stride, K, AHEAD)
         if GATE != "":
@@ -128,7 +131,7 @@ def product(
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     squares = tl.zeros((BLOCK_M, BLOCK_K if NORM == 1 else 16), dtype=tl.float32)
-    WEIGHTS: tl.constexpr = "evict_first" if BLOCK_M <= 64 else ""
+    WEIGHTS: tl.constexpr = "evict_first" if ONCE else ""
     for step in range(STEPS if STEPS > 0 else tl.cdiv(K, BLOCK_K)):
         if EVEN:
             a = tl.load(x_at, mask=there, other=0.0, eviction_policy="evict_last")
@@ -173,7 +176,7 @@ def product_of_boxes(
     w,  # [N, K], with a gate [2N, K]: of boxes [BLOCK_N, BLOCK_K]
     out, bias, residual, scale, factors, best_values, best_ids,
     T, N, K, x_stride, w_stride, residual_stride, share, eps,
-    EVEN: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
+    EVEN: tl.constexpr, ONCE: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
     PDL: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip

@@ -12,7 +12,8 @@ import torch
 
 from paceline.kernels.triton.arithmetic import LANES
 
-PROGRAMS = 128  # a few rows are read by at least so many programs, where the weight has the columns
+PROGRAMS = 128  # that fill a device
+ROOM = 96 * 1024  # bytes of shared memory: two programs to a processor
 
 
 class Shape(NamedTuple):
@@ -22,6 +23,10 @@ class Shape(NamedTuple):
     k: int
     gate: bool  # the weight has 2N rows
     folded: bool  # an rms norm is made on the way
+
+    @property
+    def halves(self) -> int:
+        return 2 if self.gate else 1
 
 
 @dataclass(frozen=True)
@@ -49,28 +54,43 @@ def find_tile(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
 
 
 def choose(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
-    """A fair tile for a bucket of rows."""
+    """A fair tile for a bucket of rows: the largest that leaves enough programs to fill the device."""
     if dtype == torch.float32:  # no tensor cores: what threads hold is the limit
         return Tile(16, 32, LANES if shape.folded else 32, stages=2)
-    if rows <= 32:
-        return _narrow(rows, shape)
-    if rows <= 64:
-        n = _widest(shape.n, (64, 32, 16) if shape.gate else (128, 64, 32, 16))
-        return Tile(64, n, 64 if shape.k % 128 else 128, stages=4 if n * (2 if shape.gate else 1) <= 64 else 3, ahead=4)
-    tall = -(-rows // 128)
-    n = next((n for n in (256, 128, 64) if tall * -(-shape.n // n) >= PROGRAMS), 32)
-    n = n // 2 if shape.gate and n > 64 else n
-    return Tile(128, n, 64, warps=8, stages=3 if n > 128 else 4)
+    sizes = areas(rows, shape)
+    full = [size for size in sizes if count_programs(rows, shape, size) >= PROGRAMS]
+    if full:
+        m, n = max(full, key=lambda size: (size[0] * size[1], -sum(size), size[0]))
+    else:
+        m, n = max(sizes, key=lambda size: (count_programs(rows, shape, size), size[0] * size[1]))
+    k = depth_of(m, n, shape)
+    if m > 64:
+        return Tile(m, n, k, warps=8, stages=3 if n * shape.halves > 128 else 4)
+    return Tile(m, n, k, stages=max(3, min(6, ROOM // bytes_of(m, n, k, shape))), ahead=8)
 
 
-def _narrow(rows: int, shape: Shape) -> Tile:
-    """Few rows: the weight is read once, as fast as memory allows."""
-    n = _widest(shape.n, (32, 16) if shape.gate else (64, 32, 16))
-    k = LANES if shape.folded or shape.k < 4096 else 256
-    step = (n * (2 if shape.gate else 1) + rows) * k * 2  # bytes
-    return Tile(rows, n, k, stages=max(3, min(6, 96 * 1024 // step)), ahead=8)
+def areas(rows: int, shape: Shape) -> list[tuple[int, int]]:
+    """Tiles' rows and columns that make sense: none much taller than there are rows, sums that fit into registers."""
+    widest = {16: 64, 32: 128, 64: 256, 128: 256}
+    return [
+        (m, n)
+        for m in (16, 32, 64, 128)
+        for n in (8, 16, 32, 64, 128, 256)
+        if m <= max(rows, 16) and n * shape.halves <= widest[m] and (n > 8 or m <= 32)
+    ]
 
 
-def _widest(columns: int, allowed: tuple[int, ...]) -> int:
-    """The widest that still makes enough programs, else the narrowest."""
-    return next((n for n in allowed if columns // n >= PROGRAMS), allowed[-1])
+def count_programs(rows: int, shape: Shape, size: tuple[int, int]) -> int:
+    return -(-rows // size[0]) * -(-shape.n // size[1])
+
+
+def depth_of(m: int, n: int, shape: Shape) -> int:
+    """Columns of x in a step. Few rows wait for memory, and larger steps ask for more of it at once."""
+    if m > 64 or (m == 64 and (n > 64 or shape.k % 128)):
+        return 64
+    return LANES if shape.folded or m == 64 or shape.k < 4096 or n > 32 else 256
+
+
+def bytes_of(m: int, n: int, k: int, shape: Shape) -> int:
+    """Of one step's rows and weights."""
+    return (m + n * shape.halves) * k * 2

@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.runtime._async_compile import AsyncCompileMode
 
 from paceline.kernels.triton.matmul import FOLD_ROWS, Around, Norm, arguments, launch
-from paceline.kernels.triton.tiles import Shape, Tile, choose, measured
+from paceline.kernels.triton.tiles import Shape, Tile, areas, bytes_of, choose, count_programs, depth_of, measured
 
 FORMAT = 1
 BEYOND_CACHE = 160 * 2**20  # bytes of weights read in turn: none is still in the device's cache when it is its turn
@@ -52,33 +52,31 @@ def _fastest(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) 
         return min(times, key=lambda tile: times[tile])
 
     best = try_all(tiles_for(rows, shape, dtype))
-    return try_all(replace(best, ahead=lines) for lines in AHEAD) if rows <= 64 else best
+    return try_all(replace(best, ahead=lines) for lines in AHEAD) if best.ahead else best
 
 
 def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
     """Those worth measuring: the rule's own first."""
-    rule, halves = choose(rows, shape, dtype), 2 if shape.gate else 1
+    rule = choose(rows, shape, dtype)
     if dtype == torch.float32:
         return [rule]
     found = {rule: None}
-    if rows <= 64:
-        for n in (16, 32, 64, 128):
-            for k in (128,) if shape.folded else (64, 128, 256):
-                for room in (64, 110, 200):  # KiB: three programs to a processor, two, one
-                    stages = min(8, room * 1024 // ((n * halves + rows) * k * 2))
-                    if stages >= 3 and n * halves <= 128:
-                        found[Tile(rows, n, k, 4, stages, ahead=rule.ahead)] = None
-    else:
+    for m, n in areas(rows, shape):
+        if m > 64 or m * n * 4 < rule.m * rule.n or not 64 <= count_programs(rows, shape, (m, n)) <= 2048:
+            continue
+        for k in (128,) if shape.folded else sorted({128, depth_of(m, n, shape)}):
+            for room in (64, 110, 200):  # KiB: three programs to a processor, two, one
+                stages = min(8, room * 1024 // bytes_of(m, n, k, shape))
+                if stages >= 3:
+                    found[Tile(m, n, k, 4, stages, ahead=rule.ahead)] = None
+    if rows > 64:
         for m, n, k, warps, stages in (
-            (64, 64, 128, 4, 4), (64, 128, 64, 4, 4), (64, 256, 64, 4, 3), (64, 256, 64, 8, 4),
-            (128, 32, 128, 4, 4), (128, 64, 64, 4, 4), (128, 64, 128, 4, 4), (128, 64, 128, 8, 4),
-            (128, 128, 64, 4, 4), (128, 128, 64, 8, 4), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4),
-            (256, 64, 64, 8, 4), (256, 128, 64, 8, 3), (256, 128, 64, 8, 4),
+            (64, 128, 64, 4, 4), (64, 256, 64, 4, 4), (128, 64, 64, 4, 4), (128, 64, 128, 8, 4), (128, 128, 64, 4, 4),
+            (128, 128, 64, 8, 4), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 64, 64, 8, 4), (256, 128, 64, 8, 4),
         ):  # fmt: skip
-            wide = n // halves
-            if (m + n) * k * 2 * stages <= SHARED and wide >= 16:
-                found[Tile(m, wide, k, warps, stages)] = None
-                found[Tile(m, wide, k, warps, stages, boxes=True)] = None
+            tile = Tile(m, n // shape.halves, k, warps, stages)
+            if bytes_of(m, tile.n, k, shape) * stages <= SHARED:
+                found[tile] = found[replace(tile, boxes=True)] = None
     return list(found)
 
 
@@ -87,7 +85,7 @@ def operands(
 ) -> tuple[Tensor, list[Tensor], Tensor, Around]:
     """Rows and as many weights as no cache holds, with what stands around such a product in a layer."""
     x = torch.randn(rows, shape.k, device=device, dtype=dtype)
-    height = shape.n * (2 if shape.gate else 1)
+    height = shape.n * shape.halves
     copies = min(MOST_COPIES, -(-BEYOND_CACHE // (height * shape.k * dtype.itemsize)))
     weights = [torch.randn(height, shape.k, device=device, dtype=dtype) * shape.k**-0.5 for _ in range(copies)]
     norm = Norm(torch.ones(shape.k, device=device), 1e-5) if shape.folded else None

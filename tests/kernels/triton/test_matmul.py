@@ -68,7 +68,7 @@ def check(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 40, 64), (17, 96, 200), (70, 33, 130)])
+@pytest.mark.parametrize("shape", [(1, 40, 64), (17, 33, 200)])
 def test_a_product_is_that_of_float64_rounded_once(
     device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]
 ) -> None:
@@ -109,7 +109,7 @@ def test_a_row_has_the_same_bits_however_many_are_computed(device: torch.device)
     from paceline.kernels.triton.matmul import Norm, matmul
 
     real = device.type == "cuda"
-    depth, columns, counts = (1024, 512, (1, 8, 16, 17, 64, 128, 300)) if real else (192, 32, (1, 17, 65))
+    depth, columns, counts = (1024, 512, (1, 8, 16, 17, 64, 128, 300)) if real else (192, 16, (1, 17, 34))
     x, weight = make(device, counts[-1], depth), make(device, columns, depth, seed=1)
     norm = Norm(make(device, depth, seed=2), 1e-5)
     for around in ({}, {"norm": norm}, {"gate": "silu"}):
@@ -122,8 +122,8 @@ def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyP
     from paceline.kernels.triton import matmul as module
     from paceline.kernels.triton.tiles import Tile
 
-    x, weight = make(device, 20, 384), make(device, 72, 384, seed=1)
-    norm = module.Norm(make(device, 384, seed=2), 1e-5)
+    x, weight = make(device, 18, 256), make(device, 40, 256, seed=1)
+    norm = module.Norm(make(device, 256, seed=2), 1e-5)
     tiles = [Tile(16, 16, 64), Tile(16, 64, 128, warps=8, stages=3), Tile(32, 32, 256, group=1), Tile(128, 64, 64)]
     tiles += [Tile(64, 32, 64, boxes=True), Tile(128, 64, 128, boxes=True)]
     made = []
