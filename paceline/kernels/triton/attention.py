@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ BLOCK, CHUNK = 64, 256
 
 PROGRAMS = 264  # two for each multiprocessor of an H200: fewer leave it idle
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
+MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
 AHEAD = 4  # chunks whose partial results are read at once
 LOG2E = math.log2(math.e)
 
@@ -101,33 +103,35 @@ def attend(
 
 
 def _launch(
-    q: Tensor, cache: LayerCache, out: Tensor, tiles: Tiles, seen: dict[str, Any], shape: dict[str, Any]
+    q: Tensor, layer: LayerCache, out: Tensor, tiles: Tiles, seen: dict[str, Any], shape: dict[str, Any]
 ) -> None:
-    keys, values = cache[0], cache[-1]
+    keys, values = layer[0], layer[-1]
+    kv_heads = shape["HEADS"] // shape["GROUP"]
+    m, options = _config(tiles, shape, seen["TREE"], q.dtype == torch.float32)
+    subs = -(-tiles.rows * shape["GROUP"] // m)
     chunks, splits = tiles.chunks, min(tiles.splits, tiles.chunks)
-    num_heads, wide = shape["HEADS"], shape["WIDE"]
-    kv_heads = num_heads // shape["GROUP"]
-    partial = stats = out  # where nothing is left for another program
+    if len(tiles.first) * subs * kv_heads > MOST_SHARED:
+        splits = 1
+    partial = stats = arrivals = out  # where nothing is left for another program
     if splits > 1:
-        partial = out.new_empty(q.shape[0] * num_heads * chunks * wide, dtype=torch.float32)
-        stats = out.new_empty(q.shape[0] * num_heads * chunks * 2, dtype=torch.float32)
-    pairs = tiles.rows * shape["GROUP"]
-    m, options = _config(pairs, shape, seen["TREE"])
-    subs = -(-pairs // m)
+        size, arrivals = q.shape[0] * shape["HEADS"] * chunks, _arrivals(q.device)
+        partial = out.new_empty(size * shape["WIDE"], dtype=torch.float32)
+        stats = out.new_empty(size * 2, dtype=torch.float32)
     looking.look[(len(tiles.first) * subs, kv_heads, splits)](
-        q_at=q, k_at=keys, v_at=values, out_at=out, partial=partial, stats=stats,
+        q_at=q, k_at=keys, v_at=values, out_at=out, partial=partial, stats=stats, arrivals=arrivals,
         tile_first=tiles.first, tile_count=tiles.count,
         q_stride=q.stride(0), k_stride=keys.stride(0), k_head=keys.stride(1),
         v_stride=values.stride(0), v_head=values.stride(1),
-        subs=subs, splits=splits, chunks=chunks, M=m, BLOCK=BLOCK, CHUNK=CHUNK, SPLIT=splits > 1, PDL=PDL,
+        subs=subs, splits=splits, chunks=chunks,
+        M=m, BLOCK=BLOCK, CHUNK=CHUNK, AHEAD=AHEAD, SPLIT=splits > 1, PDL=PDL,
         **seen, **shape, **options,
     )  # fmt: skip
-    if splits > 1:
-        looking.combine[(len(tiles.first) * tiles.rows, num_heads)](
-            out, partial, stats, seen["ends"], seen["firsts"], tiles.first, tiles.count, tiles.rows, chunks,
-            HEADS=num_heads, WIDE=wide, WIDE_PAD=shape["WIDE_PAD"], CHUNK=CHUNK, AHEAD=AHEAD,
-            END=seen["END"], FIRST=seen["FIRST"], WINDOW=seen["WINDOW"], PDL=PDL, **launching(1),
-        )  # fmt: skip
+
+
+@cache
+def _arrivals(device: torch.device) -> Tensor:
+    """How many of the programs that share a tile are done: 0 before and after every launch, so made once."""
+    return torch.zeros(MOST_SHARED, dtype=torch.int32, device=device)
 
 
 def _seen(layout: Layout, look: Look, last: Tensor | None) -> dict[str, Any]:
@@ -188,11 +192,11 @@ def _padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length() if width else 0)
 
 
-def _config(pairs: int, shape: dict[str, Any], tree: bool) -> tuple[int, dict[str, Any]]:
+def _config(tiles: Tiles, shape: dict[str, Any], tree: bool, wide_dtype: bool) -> tuple[int, dict[str, Any]]:
     """How many (row, head) pairs a program has, and how it is compiled. Bits do not depend on it."""
-    wide = max(shape["WIDE_PAD"], shape["MAIN_PAD"])
-    # A tree's rows are looked at one after another, so a program has few; a wide head's sums fill the registers.
-    most = 16 if tree or wide > 256 else 64 if wide > 128 else 128
-    m = min(most, _padded(pairs))
-    stages = 1 if wide > 256 else 2 if m == 128 or wide > 128 else 3
-    return m, launching(8 if m == 128 or wide > 128 else 4, stages)
+    wide = max(shape["WIDE_PAD"], shape["MAIN_PAD"]) * (2 if wide_dtype else 1)
+    # A tree's rows are looked at one after another, so a program has few; long tiles are a prompt's, without nodes.
+    # What a wide head comes to fills the registers, and float32 is multiplied without tensor cores.
+    few = wide > 256 or wide_dtype or (tree and tiles.rows < LONG)
+    m = min(16 if few else 64 if wide > 128 else 128, _padded(tiles.rows * shape["GROUP"]))
+    return m, launching(8 if m == 128 or wide > 128 else 4, 2 if m == 128 or wide > 128 else 3)

@@ -3,9 +3,10 @@
 Positions are cut into blocks, and blocks into chunks, at absolute positions. A chunk begins afresh (m = -inf, total and
 acc 0); its blocks follow in ascending order: m is the largest score so far, p = 2^(score - m) rounded to the queries'
 dtype, total and acc are chained products of p with ones and with the values, scaled by 2^(old m - m) before each block.
-Chunks are merged in ascending order (`merge`). Sums are left to `tl.dot`, which chains over k in ascending order in
-tiles of every size: `tl.sum` follows the tile's layout. Multiply-adds are written out (`tl.fma`), so that no compiler
-fuses them here and not there. A position that a row does not see adds an exact zero.
+Chunks are merged in ascending order (`merge`), by whichever program comes last where several share them. Sums are left
+to `tl.dot`, which chains over k in ascending order in tiles of every size: `tl.sum` follows the tile's layout.
+Multiply-adds are written out (`tl.fma`), so that no compiler fuses them here and not there. A position that a row does
+not see adds an exact zero.
 """
 
 from __future__ import annotations
@@ -26,12 +27,6 @@ def merge(m, total, acc, m2, total2, acc2):
     safe = tl.where(new == float("-inf"), 0.0, new)  # a row that saw nothing yet
     a, b = tl.exp2(m - safe), tl.exp2(m2 - safe)
     return new, tl.fma(total, a, total2 * b), tl.fma(acc, a[:, None], acc2 * b[:, None])
-
-
-@triton.jit
-def normalise(total, acc):
-    """acc / total; zeros for a row that saw nothing."""
-    return acc * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
 
 
 @triton.jit
@@ -83,7 +78,7 @@ def items(end, chunk0, splits, PER: tl.constexpr):
 
 @triton.jit
 def leave(partial, stats, head_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.constexpr):
-    """What a chunk came to, for `combine`."""
+    """What a chunk came to, for `gather`."""
     d = tl.arange(0, acc.shape[1])
     at = head_at * chunks + chunk
     keep = ok & (chunk < chunks)
@@ -100,6 +95,37 @@ def score(q, q_tail, k, tail_at, rows, stride, ok, TAIL: tl.constexpr, TAIL_PAD:
         tail = fetch(tail_at, rows, stride, ok, TAIL, TAIL_PAD)
         s = tl.dot(q_tail, tl.trans(tail.to(q.dtype)), s, input_precision="ieee")
     return s
+
+
+@triton.jit
+def write(out_at, at, ok, total, acc, WIDE: tl.constexpr):
+    """acc / total, a row for each head; zeros where a row saw nothing."""
+    d = tl.arange(0, acc.shape[1])
+    result = acc * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+    mask = ok[:, None] & (d < WIDE)[None, :]
+    tl.store(out_at + at[:, None] * WIDE + d[None, :], result.to(out_at.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gather(
+    out_at, partial, stats, at, chunk, end, chunks, ok,
+    M: tl.constexpr, WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Merge what all chunks came to, AHEAD of them read at once: the last program of a tile does it."""
+    d = tl.arange(0, WIDE_PAD)
+    m, total = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, WIDE_PAD), tl.float32)
+    end = tl.minimum(end, chunks)
+    for some in range(chunk, end, AHEAD):
+        for i in tl.static_range(AHEAD):  # behind the end a chunk that nobody sees: it changes nothing
+            there = ok & (some + i < end)
+            from_at = at * chunks + some + i
+            m2 = tl.load(stats + from_at * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
+            total2 = tl.load(stats + from_at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+            mask = there[:, None] & (d < WIDE)[None, :]
+            acc2 = tl.load(partial + from_at[:, None] * WIDE + d[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+            m, total, acc = merge(m, total, acc, m2, total2, acc2)
+    write(out_at, at, ok, total, acc, WIDE)
 
 
 @triton.jit
@@ -131,13 +157,13 @@ def own_rows(
 
 @triton.jit(do_not_specialize=["subs", "splits", "chunks", "depth", "path_stride", "table_stride"])
 def look(
-    q_at, k_at, v_at, out_at, partial, stats,
+    q_at, k_at, v_at, out_at, partial, stats, arrivals,
     slots, ends, firsts, bases, path, table, tile_first, tile_count,
     q_stride, k_stride, k_head, v_stride, v_head, table_stride, path_stride, depth,
     factor, inner, subs, splits, chunks,
     HEADS: tl.constexpr, GROUP: tl.constexpr, MAIN_AT: tl.constexpr, MAIN: tl.constexpr, TAIL_AT: tl.constexpr,
     TAIL: tl.constexpr, WIDE: tl.constexpr, MAIN_PAD: tl.constexpr, TAIL_PAD: tl.constexpr, WIDE_PAD: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, M: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, M: tl.constexpr, AHEAD: tl.constexpr,
     END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREE: tl.constexpr,
     SPLIT: tl.constexpr, LATENT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -247,44 +273,16 @@ def look(
                     v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
                 own = tl.dot(p, v.to(q.dtype), acc, input_precision="ieee")
                 acc = tl.where((row == r)[:, None], own, acc)
+    at = t * HEADS + of
     if SPLIT:
         if skipped < num_items:
             chunk = chunk0 + (num_items - 1) // PER * splits
-            leave(partial, stats, t * HEADS + of, chunk, chunks, ok, m, sums, acc, WIDE)
+            leave(partial, stats, at, chunk, chunks, ok, m, sums, acc, WIDE)
+        tl.debug_barrier()  # all threads have left theirs before one of them says so
+        arrival = arrivals + tl.program_id(0) * tl.num_programs(1) + head
+        if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == splits - 1:
+            tl.store(arrival, 0)
+            gather(out_at, partial, stats, at, lo // CHUNK, hi // CHUNK + 1, chunks, ok, M, WIDE, WIDE_PAD, AHEAD)
     else:
         seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
-        d = tl.arange(0, WIDE_PAD)
-        at = (t * HEADS + of)[:, None] * WIDE + d[None, :]
-        result = normalise(seen_total, seen).to(out_at.dtype.element_ty)
-        tl.store(out_at + at, result, mask=ok[:, None] & (d < WIDE)[None, :])
-
-
-@triton.jit(do_not_specialize=["rows", "chunks"])
-def combine(
-    out_at, partial, stats, ends, firsts, tile_first, tile_count, rows, chunks,
-    HEADS: tl.constexpr, WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr,
-    END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Merge the chunks of one row and head; AHEAD of them are read at once."""
-    begin(PDL)
-    tile, row, head = tl.program_id(0) // rows, tl.program_id(0) % rows, tl.program_id(1)
-    if row >= tl.load(tile_count + tile):
-        return
-    t = tl.load(tile_first + tile) + row
-    lowest, last = bounds(ends, firsts, t, True, END, FIRST, WINDOW)
-    at = (t * HEADS + head) * chunks
-    d = tl.arange(0, WIDE_PAD)
-    m = tl.full((1,), float("-inf"), tl.float32)
-    total = tl.zeros((1,), tl.float32)
-    acc = tl.zeros((1, WIDE_PAD), tl.float32)
-    end = tl.minimum((last + CHUNK) // CHUNK, chunks)
-    for some in tl.range(lowest // CHUNK, end, AHEAD, num_stages=4):
-        for i in tl.static_range(AHEAD):  # behind the end a chunk that nobody sees: it changes nothing
-            chunk = at + some + i + tl.arange(0, 1)
-            ok = some + i < end
-            m2 = tl.load(stats + chunk * 2, mask=ok, other=float("-inf"))
-            total2 = tl.load(stats + chunk * 2 + 1, mask=ok, other=0.0)
-            acc2 = tl.load(partial + chunk[:, None] * WIDE + d[None, :], mask=ok & (d < WIDE)[None, :], other=0.0)
-            m, total, acc = merge(m, total, acc, m2, total2, acc2)
-    result = normalise(total, acc).to(out_at.dtype.element_ty)
-    tl.store(out_at + (t * HEADS + head) * WIDE + d[None, :], result, mask=(d < WIDE)[None, :])
+        write(out_at, at, ok, seen_total, seen, WIDE)
