@@ -15,3 +15,8 @@ if not torch.cuda.is_available():
 def device() -> torch.device:
     pytest.importorskip("triton")
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """The native library is not needed here."""
