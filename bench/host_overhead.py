@@ -26,11 +26,13 @@ from paceline.drafters.base import Context, Drafter, QuietDrafter, Target
 from paceline.drafters.tree import Proposal
 from paceline.engine.detokenizer import Detokenizer
 from paceline.engine.engine import Engine
+from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import Sequence
 from paceline.kernels.eager import EagerOps
 from paceline.models.base import Hidden
 from paceline.models.config import ModelConfig
+from paceline.sampling.rules import find_rule
 from paceline.sampling.state import Words
 from paceline.sampling.verify import argmax
 
@@ -96,7 +98,7 @@ def build(count: int, drafter: Drafter | None) -> Engine:
     table = Slots(count, LENGTH, LENGTH // BLOCK + 1, cpu)
     scheduler = Scheduler(cache.pool, table, max_batched_tokens=4096, prefix_caching=True)
     target = Target(FakeModel(), WordTokenizer(), cpu, torch.float32, LENGTH, count, "reference")
-    engine = Engine(target, cache, table, scheduler, "exact")
+    engine = Engine(target, Runner(target, cache, table, find_rule("exact")), scheduler)
     engine.set_drafter(drafter)
     return engine
 
