@@ -22,7 +22,7 @@ from torch import Tensor
 from paceline.cache.slots import Slots
 from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
-from paceline.kernels.chain import Drafts, Picking
+from paceline.kernels.chain import Drafts, Picks
 from paceline.kernels.ops import LayerSpec
 from paceline.kernels.rounds import Kept
 from paceline.models.base import FINAL, Model
@@ -232,12 +232,12 @@ class Context(Protocol):
         """
         ...
 
-    def draw_chain(self, run: Callable[[Picking | None], Drafts]) -> Tensor | None:
+    def draw_chain(self, run: Callable[[Picks | None], Drafts]) -> Tensor | None:
         """Have a chain of max_nodes drawn by kernels that can: run(how tokens are picked) -> drafts.
 
         [B] how many each has; None: nothing was drawn and `run` not called, because something besides temperature and
-        noise has a part in the picking, the rule asks for distributions, or the device is ahead of the host. Nothing
-        may be drawn afterwards.
+        noise has a part in the picking, the rule asks for distributions, or the device is ahead of the host and has no
+        kernels for a round's small work. Nothing may be drawn afterwards.
         """
         ...
 

@@ -202,8 +202,8 @@ class TokenReader(CachedDrafter):
         return logits if behind is None else logits[batch.places.index]
 
     def read_finals(self, context: Context) -> Tensor:
-        """The same where the host knows how far each was read: what the head reads after each newest token [B, H]."""
-        batch = self._read_known(context, None)
+        """The same, and what the head reads after each newest token [B, H]."""
+        batch = self._read_ahead(context, None) if context.table.apart else self._read_known(context, None)
         finals = self.run(batch, None).final[batch.places.sampled]
         self.read[context.slots] = context.lengths.clamp(max=self._reach)
         return finals

@@ -24,7 +24,7 @@ from paceline.drafters.eagle_form import Overrides
 from paceline.drafters.eagle_network import OWN, Network, Reading
 from paceline.drafters.tree import PADDING, ROOT, Proposal
 from paceline.errors import OptionError
-from paceline.kernels.chain import Chain, Drafts, Link, Picking
+from paceline.kernels.chain import Chain, Drafts, Link, Picks
 from paceline.models.batch import Batch
 from paceline.params import check_count, check_flag, check_number
 
@@ -157,7 +157,7 @@ class EagleDrafter(StateReader):
         if self.trees or network.mask is not None or not network.ops.chains:
             return None
 
-        def run(picking: Picking | None) -> Drafts:
+        def run(picking: Picks | None) -> Drafts:
             links = [Link(network.steps if step else None, network.head) for step in range(context.max_nodes)]
             given, own = {"states": states}, ("states", OWN)
             chain = Chain(links, self.feeding(context, most), None, finals, given, own, network.ids, picking, least)

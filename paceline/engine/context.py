@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.drafters.base import Drawn
 from paceline.drafters.tree import PADDING, Proposal
-from paceline.kernels.chain import Drafts, Picking
+from paceline.kernels.chain import Drafts, Picks
 from paceline.kernels.cpu.chain import pick
 from paceline.sampling import noise
 from paceline.sampling.processors import process
@@ -148,14 +148,16 @@ class DraftContext:
         tokens = picked if ids is None else ids[picked]
         return self._append(tokens.view(batch, width, count), parents, path)
 
-    def draw_chain(self, run: Callable[[Picking | None], Drafts]) -> Tensor | None:
+    def draw_chain(self, run: Callable[[Picks | None], Drafts]) -> Tensor | None:
         """Let the kernels draw it all: see the protocol."""
-        tempered = self._state.tempered.issuperset(self.slot_list)
-        if self.table.apart or self._keep_probs or not tempered or not self.max_nodes:
+        tempered, ahead = self._state.tempered.issuperset(self.slot_list), self.table.apart
+        if (ahead and self.table.rounds is None) or self._keep_probs or not tempered or not self.max_nodes:
             return None
         assert "_tokens" not in self.__dict__, "a chain is drawn from its beginning"
-        picking = None
-        if self._sampled:
+        picking: Picks | None = None
+        if self._sampled and ahead:
+            picking = self._state.keyed()
+        elif self._sampled:
             steps = torch.arange(self.max_nodes, device=self.table.device)
             picking = self._state.picking(self.slots, self.lengths + steps[:, None])
         self._tokens, counts = run(picking)

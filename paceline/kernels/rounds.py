@@ -40,6 +40,8 @@ class Keyed(NamedTuple):
     extra: Tensor | None = None  # [R] the key's last part
     ids: Tensor | None = None  # [V'] the token of each logit; None: its own number
     rows: Tensor | None = None  # [R] which of the slots and positions that are given each row has; None: in order
+    ahead: int = 1  # noise is that of the place so far behind the positions given
+    numbers: bool = False  # a pick is named by its logit's number, whatever `ids` say
 
 
 class Trees(NamedTuple):
