@@ -198,9 +198,7 @@ class Runner:
             before = self._before(seen.batch, new)
         if not self.table.apart and not any(_fills_a_page(work, size) for work in plan.work):
             return before
-        ends = seen.positions % size == size - 1
-        pages = self.table.pages.tensor[seen.slots, seen.positions // size]
-        cache.write_tails(torch.where(ends, pages, 0), states)
+        cache.write_tails(seen.tails, states)
         return before
 
     def _before(self, batch: Batch, new: list[bool]) -> Before:

@@ -116,6 +116,11 @@ class Kept(NamedTuple):
     slots: Tensor  # nobody's for rows that were not kept
     positions: Tensor  # 0 for those
     following: Tensor  # the committed token behind each
+    behind: Tensor  # its position; 0 for rows that were not kept
+    base: Tensor  # one more
+    write: Tensor  # the cache row of that position
+    newest: Tensor  # the slot where that is the sequence's newest token, else nobody's
+    tails: Tensor  # the page that ends with this row, else 0
 
 
 class Rounds(Protocol):

@@ -68,7 +68,7 @@ def draw(ops: Ops, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
         fed = _pick(chain, step, logits, tokens, chosen, named)
         if chosen is not None:
             own.append(_chance(chain, logits, chosen))
-    counts = _likely(own, chain.least) if own else torch.full_like(feeding.slots, steps)
+    counts = _likely(own, chain.least) if own else _all(len(tokens), steps, tokens.device)
     return Drafts(tokens, counts)
 
 
@@ -110,6 +110,12 @@ def _layout(feeding: Feeding, out: Tensor) -> Layout:
 @functools.lru_cache(maxsize=64)
 def _grid(rows: int, device: torch.device) -> Tensor:
     return torch.arange(rows, device=device)[:, None]
+
+
+@functools.lru_cache(maxsize=64)
+def _all(rows: int, steps: int, device: torch.device) -> Tensor:
+    """[B] so many; nobody writes into it."""
+    return torch.full((rows,), steps, device=device)
 
 
 def _chance(chain: Chain, logits: Tensor, chosen: Tensor) -> Tensor:
