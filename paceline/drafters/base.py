@@ -22,8 +22,8 @@ from torch import Tensor
 from paceline.cache.slots import Slots
 from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
-from paceline.kernels.chain import Drafts, Picking
-from paceline.kernels.ops import LayerSpec
+from paceline.kernels.chain import Drafts, Picks
+from paceline.kernels.ops import LayerSpec, Layout
 from paceline.kernels.rounds import Kept
 from paceline.models.base import FINAL, Model
 from paceline.models.batch import Batch
@@ -151,6 +151,33 @@ class Observation:
             return self._at_once.following
         return self.table.tokens.tensor[self.slots, self.positions + 1]
 
+    @cached_property
+    def newest(self) -> Tensor:
+        """[T] the slot of a kept row in front of its sequence's newest token; the null slot for all others."""
+        if self._at_once is not None:
+            return self._at_once.newest
+        last = self.kept & (self.positions == self.table.lengths[self.slots] - 2)
+        return torch.where(last, self.slots, self.table.null)
+
+    @cached_property
+    def tails(self) -> Tensor:
+        """[T] the page that ends with a kept row; 0 for all others."""
+        if self._at_once is not None:
+            return self._at_once.tails
+        size = self.batch.layout.block_size
+        pages = self.table.pages.tensor[self.slots, self.positions // size]
+        return torch.where(self.positions % size == size - 1, pages, 0)
+
+    def pair_rows(self) -> Batch | None:
+        """What `pairs` names as rows to be run, where kernels laid them out and none crosses a prefix hit."""
+        found, layout = self._at_once, self.batch.layout
+        if found is None or self.before is not None:
+            return None
+        spans = [span._replace(reach=span.reach + 1) for span in layout.spans]  # a row's place is one behind its own
+        where = (found.slots, found.behind, found.base, None, None, found.behind, found.write)
+        rows = Layout(*where, self.table.pages.tensor, layout.block_size, spans, self.batch.places.grid)
+        return Batch(found.following, rows, self.batch.places, self.batch.slot_list, found.newest)
+
     def pairs(self) -> Pairs:
         """Every pair that became whole; after a prefix hit also the one that crosses it, where its state was kept.
 
@@ -232,12 +259,12 @@ class Context(Protocol):
         """
         ...
 
-    def draw_chain(self, run: Callable[[Picking | None], Drafts]) -> Tensor | None:
+    def draw_chain(self, run: Callable[[Picks | None], Drafts]) -> Tensor | None:
         """Have a chain of max_nodes drawn by kernels that can: run(how tokens are picked) -> drafts.
 
         [B] how many each has; None: nothing was drawn and `run` not called, because something besides temperature and
-        noise has a part in the picking, the rule asks for distributions, or the device is ahead of the host. Nothing
-        may be drawn afterwards.
+        noise has a part in the picking, the rule asks for distributions, or the device is ahead of the host and has no
+        kernels for a round's small work. Nothing may be drawn afterwards.
         """
         ...
 

@@ -210,8 +210,8 @@ class TokenReader(CachedDrafter):
         return logits if behind is None else logits[batch.places.index]
 
     def read_finals(self, context: Context) -> Tensor:
-        """The same where the host knows how far each was read: what the head reads after each newest token [B, H]."""
-        batch = self._read_known(context, None)
+        """The same, and what the head reads after each newest token [B, H]."""
+        batch = self._read_ahead(context, None) if context.table.apart else self._read_known(context, None)
         finals = self.run(batch, None).final[batch.places.sampled]
         self.read[context.slots] = context.lengths.clamp(max=self._reach)
         return finals
@@ -305,6 +305,15 @@ class StateReader(CachedDrafter):
         """Run rows of tokens x_{i+1}, each with the state f_i beside it, [T, W]."""
         raise NotImplementedError
 
+    @staticmethod
+    def newest(batch: Batch, table: Slots) -> Tensor:
+        """[T] the slots of rows that are their sequence's newest token; nobody's for all others."""
+        if batch.newest is not None:
+            return batch.newest
+        slots = batch.layout.slots
+        last = batch.layout.positions == table.lengths.index_select(0, slots) - 1
+        return torch.where(last, slots, table.null)
+
     def most_nodes(self, context: Context) -> Tensor:
         """[B] the budgets; 0 for a sequence whose states it has not been shown yet (it was switched on just now)."""
         return context.budgets * self._ready.index_select(0, context.slots)
@@ -325,6 +334,11 @@ class StateReader(CachedDrafter):
         table, size = seen.table, self._cache.pool.block_size
         if not table.apart and seen.before is None:  # where the host knows them, other rows need not be run
             yield from self._known_batch(seen)
+            return
+        if (batch := seen.pair_rows()) is not None:
+            assert seen.states is not None
+            batch.layout.first = torch.minimum(self.first[batch.layout.slots], batch.layout.positions)
+            yield batch, seen.states
             return
         pairs = seen.pairs()
         if seen.before is not None:

@@ -12,7 +12,7 @@ from paceline.cache.kv import KVCache
 from paceline.drafters.base import Context, Target
 from paceline.drafters.cached import TokenReader
 from paceline.drafters.vocabulary import VocabularyMap
-from paceline.kernels.chain import Chain, Drafts, Link, Picking
+from paceline.kernels.chain import Chain, Drafts, Link, Picks
 from paceline.kernels.ops import LayerSpec
 from paceline.models.batch import Batch
 
@@ -57,7 +57,7 @@ class ChainReader(TokenReader):
         self._note_fed(context, drawn, most)
         return drawn, torch.stack(logits, dim=1)
 
-    def _draw_at_once(self, context: Context, most: Tensor, picking: Picking | None) -> Drafts:
+    def _draw_at_once(self, context: Context, most: Tensor, picking: Picks | None) -> Drafts:
         """By kernels that draw a chain in one call, once what is unread was read."""
         finals = self.read_finals(context)
         steps = min(context.max_nodes, self.depth)

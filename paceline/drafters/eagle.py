@@ -26,7 +26,7 @@ from paceline.drafters.eagle_form import Overrides
 from paceline.drafters.eagle_network import OWN, Network, Reading
 from paceline.drafters.tree import PADDING, ROOT, Proposal
 from paceline.errors import OptionError
-from paceline.kernels.chain import Chain, Drafts, Link, Picking
+from paceline.kernels.chain import Chain, Drafts, Link, Picks
 from paceline.models.batch import Batch
 from paceline.params import check_count, check_flag, check_number
 
@@ -129,10 +129,9 @@ class EagleDrafter(StateReader):
         self._finals = torch.zeros_like(self._states)
 
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
-        slots, positions = batch.layout.slots, batch.layout.positions
         out = self.network.run(self.network.pairs, batch, states, self._caches, every=False)
         assert out.tapped is not None
-        newest = torch.where(positions == table.lengths.index_select(0, slots) - 1, slots, table.null)
+        newest = self.newest(batch, table)
         self._states.index_copy_(0, newest, out.tapped)
         self._finals.index_copy_(0, newest, out.final)
 
@@ -163,7 +162,7 @@ class EagleDrafter(StateReader):
         if self.trees or network.mask is not None or not network.ops.chains:
             return None
 
-        def run(picking: Picking | None) -> Drafts:
+        def run(picking: Picks | None) -> Drafts:
             links = [Link(network.steps if step else None, network.head) for step in range(context.max_nodes)]
             given, own = {"states": states}, ("states", OWN)
             chain = Chain(links, self.feeding(context, most), None, finals, given, own, network.ids, picking, least)

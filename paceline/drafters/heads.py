@@ -16,7 +16,7 @@ from paceline.drafters.base import Context
 from paceline.drafters.checkpoint import chain_length, check_options
 from paceline.drafters.static_tree import StaticTree, find_tree
 from paceline.errors import OptionError
-from paceline.kernels.chain import Chain, Drafts, Feeding, Link, Picking
+from paceline.kernels.chain import Chain, Drafts, Feeding, Link, Picks
 from paceline.kernels.ops import Describes, Head, Hidden, Inputs, Ops, Weight
 
 
@@ -81,7 +81,7 @@ def draw_at_once(
         return None
     table, lengths = context.table, context.lengths
 
-    def run(picking: Picking | None) -> Drafts:
+    def run(picking: Picks | None) -> Drafts:
         ends, page = lengths - 1 + most, table.max_length + 1
         nowhere = Feeding(context.slots, lengths, ends, lengths, table.pages.tensor, page)
         given, own = {"states": states}, ("states", boundary)

@@ -28,7 +28,7 @@ from paceline.drafters.mtp_form import find_form
 from paceline.drafters.mtp_network import OWN, layer_specs, load_modules
 from paceline.drafters.tree import ROOT, Proposal
 from paceline.errors import OptionError
-from paceline.kernels.chain import Chain, Drafts, Link, Picking
+from paceline.kernels.chain import Chain, Drafts, Link, Picks
 from paceline.kernels.ops import cache_rows
 from paceline.models.batch import Batch
 from paceline.models.json_file import is_folder
@@ -97,8 +97,7 @@ class MTPDrafter(StateReader):
 
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         layout = batch.layout
-        newest = layout.positions == table.lengths.index_select(0, layout.slots) - 1
-        newest = torch.where(newest, layout.slots, table.null)
+        newest = self.newest(batch, table)
         before = cache_rows(layout, layout.slots, (layout.positions - 1).clamp(min=0))
         for number, module in enumerate(self.modules):
             given = module.run(self._seen_by(batch, number), states, self._caches).final
@@ -132,7 +131,7 @@ class MTPDrafter(StateReader):
         if len(self.modules) > 1 or not module.ops.chains:
             return None
 
-        def run(picking: Picking | None) -> Drafts:
+        def run(picking: Picks | None) -> Drafts:
             links = [Link(module if step else None, module.head) for step in range(context.max_nodes)]
             given, own, least = {"states": finals}, ("states", OWN), self.config.min_probability
             chain = Chain(links, self.feeding(context, most), None, finals, given, own, None, picking, least)

@@ -27,10 +27,8 @@ class StateKeeper(QuietDrafter):
 
     def observe(self, seen: Observation) -> None:
         assert seen.states is not None
-        last = seen.kept & (seen.positions == seen.table.lengths[seen.slots] - 2)  # in front of the newest token
-        slots = torch.where(last, seen.slots, seen.table.null)
-        self._states[slots] = seen.states.to(self._states.dtype)
-        self._ready[slots] = True
+        self._states[seen.newest] = seen.states.to(self._states.dtype)
+        self._ready[seen.newest] = True
 
     def newest(self, context: Context) -> Tensor:
         """[B, W] the state in front of each newest token."""

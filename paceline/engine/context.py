@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from paceline.drafters.base import Drawn
 from paceline.drafters.tree import PADDING, Proposal
-from paceline.kernels.chain import Drafts, Picking
+from paceline.kernels.chain import Drafts, Picks
 from paceline.kernels.cpu.chain import pick
+from paceline.kernels.rounds import Rounds
 from paceline.sampling import noise
 from paceline.sampling.processors import process
 from paceline.sampling.rules import Rule
@@ -43,6 +44,7 @@ class DraftContext:
         self._untouched = not self._sampled and state.tempered.issuperset(slot_list)  # the likeliest raw logit is drawn
         self._keep_probs = rule.needs_probs and self._sampled
         self._budgets: Tensor | None = None
+        self._whole: Proposal | None = None  # made here, and within its budgets
         self._prunable, self._single = True, True  # single: one child of one parent at every draw
         self._depth = 0
         self._probs: list[Tensor] = []  # [B, P·count, V] a draw
@@ -90,6 +92,8 @@ class DraftContext:
         """No more nodes than the budgets, whatever the drafter did to those it was shown."""
         if self.table.rounds is None or not proposal.num_nodes:
             return proposal.cut(self.make_budgets())
+        if proposal is self._whole:
+            return proposal
         room = (self._most(), self.slots, self.table.tables, self.spread)
         sizes, parents = self.table.rounds.cut(*room, proposal.sizes, proposal.parents)
         return replace(proposal, sizes=sizes, parents=parents)
@@ -161,14 +165,16 @@ class DraftContext:
         tokens = picked if ids is None else ids[picked]
         return self._append(tokens.view(batch, width, count), parents, path)
 
-    def draw_chain(self, run: Callable[[Picking | None], Drafts]) -> Tensor | None:
+    def draw_chain(self, run: Callable[[Picks | None], Drafts]) -> Tensor | None:
         """Let the kernels draw it all: see the protocol."""
-        tempered = self._state.tempered.issuperset(self.slot_list)
-        if self.table.apart or self._keep_probs or not tempered or not self.max_nodes:
+        tempered, ahead = self._state.tempered.issuperset(self.slot_list), self.table.apart
+        if (ahead and self.table.rounds is None) or self._keep_probs or not tempered or not self.max_nodes:
             return None
         assert "_tokens" not in self.__dict__, "a chain is drawn from its beginning"
-        picking = None
-        if self._sampled:
+        picking: Picks | None = None
+        if self._sampled and ahead:
+            picking = self._state.keyed()
+        elif self._sampled:
             steps = torch.arange(self.max_nodes, device=self.table.device)
             picking = self._state.picking(self.slots, self.lengths + steps[:, None])
         self._tokens, counts = run(picking)
@@ -199,6 +205,8 @@ class DraftContext:
 
     def drawn(self, name: str, *, chain: bool = True, keep: int | None = None, most: Tensor | None = None) -> Proposal:
         chain = chain and self._single and keep is None
+        if chain and self.table.rounds is not None and self._tokens.shape[1]:
+            return self._drawn_at_once(self.table.rounds, name, self.budgets if most is None else most)
         budgets = self.budgets if most is None else torch.minimum(self.budgets, most)
         probs = torch.cat(self._probs, dim=1) if self._probs else None
         if chain:
@@ -209,6 +217,14 @@ class DraftContext:
             self._tokens, self._parents, kept.sum(1), False, probs, names=(name,), max_depth=self._depth
         )
         return everything.only(kept, width)
+
+    def _drawn_at_once(self, rounds: Rounds, name: str, most: Tensor) -> Proposal:
+        """A chain cut to its budgets by kernels; nobody need cut it again."""
+        probs = torch.cat(self._probs, dim=1) if self._probs else None
+        room = (self._most(), self.slots, self.table.tables, self.spread)
+        sizes, parents = rounds.cut(*room, most, _straight(*self._tokens.shape, self._tokens.device))
+        self._whole = Proposal(self._tokens, parents, sizes, True, probs, names=(name,))
+        return self._whole
 
     def _best(self, keep: int, budgets: Tensor) -> Tensor:
         """[B, n] which nodes score best; no ancestor scores less, and of equals it comes first."""
@@ -232,8 +248,12 @@ class DraftContext:
 
     def _pick(self, processed: Tensor, rows: Rows, lengths: Tensor, chosen: bool) -> Tensor:
         """[R] one token of each row, with noise unless it is chosen; -1: none can be."""
+        rounds = self.table.rounds
         if chosen or not self._sampled:
-            return argmax(processed)
+            return argmax(processed, rounds)
+        if rounds is not None:
+            keyed = self._state.keyed(*self._stream(lengths), divided=True)
+            return rounds.sample(processed, rows.slots, rows.positions, keyed)
         if not self._state.picks:
             return argmax(self._perturbed(processed, rows, lengths))
         return pick(processed, self._state.picking(rows.slots, rows.positions + 1, *self._stream(lengths)).processed())
@@ -279,6 +299,12 @@ class DraftContext:
         self._paths = torch.cat([old, new], dim=1)
         numbers = torch.arange(before, before + width * count, device=picked.device).view(width, count)
         return Drawn(picked, numbers.expand(batch, width, count))
+
+
+@lru_cache(maxsize=256)
+def _straight(batch: int, nodes: int, device: torch.device) -> Tensor:
+    """[B, N] the parents of chains that have all nodes; nobody writes into them."""
+    return torch.arange(-1, nodes - 1, device=device).expand(batch, nodes)
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:

@@ -229,7 +229,7 @@ class DeviceRunner(Runner):
         if seen.states is not None:
             self.keep_room(seen.states)
             seen.before = self.read_before(made.batch, frame.firsts, frame.new != 0) if new else None
-            self._keep_tails(seen, seen.states)
+            self.cache.write_tails(seen.tails, seen.states)
         self.tell(self.listener, seen, made.out)
 
     def _moves(self, moved: Tensor, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

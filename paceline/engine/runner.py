@@ -155,7 +155,7 @@ class Runner:
             new = self.meet(round.plan)
             seen.before = self._before(seen.batch, new) if any(new) else None
             if any(_fills_a_page(work, self.cache.pool.block_size) for work in round.plan.work):
-                self._keep_tails(seen, seen.states)
+                self.cache.write_tails(seen.tails, seen.states)
         self.tell(drafter, seen, round.out)
 
     def tell(self, drafter: Drafter, seen: Observation, out: Hidden) -> None:
@@ -174,13 +174,6 @@ class Runner:
         """For the tapped states at the end of every full page."""
         if self.cache.tails is None:
             self.cache.keep_tails(states.shape[1], states.dtype)
-
-    def _keep_tails(self, seen: Observation, states: Tensor) -> None:
-        """Keep the tapped states at the end of every full page."""
-        size = self.cache.pool.block_size
-        ends = seen.positions % size == size - 1
-        pages = self.table.pages.tensor[seen.slots, seen.positions // size]
-        self.cache.write_tails(torch.where(ends, pages, 0), states)
 
     def _before(self, batch: Batch, new: list[bool]) -> Before:
         """The states in front of sequences that are seen the first time."""

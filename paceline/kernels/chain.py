@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.ops import Describes, Weight
+from paceline.kernels.rounds import Keyed
 
 
 class Picking(NamedTuple):
@@ -25,6 +26,9 @@ class Picking(NamedTuple):
     def processed(self) -> Picking:
         """The same from logits that have been divided already."""
         return self._replace(temperature=torch.ones_like(self.temperature))
+
+
+Picks = Picking | Keyed  # the latter where kernels look up the slots themselves
 
 
 class Feeding(NamedTuple):
@@ -59,7 +63,7 @@ class Chain:
     named: Mapping[str, Tensor] = field(default_factory=dict)  # what else the networks are given, as `Inputs` have it
     state: tuple[str, int] | None = None  # the input that is a row's state, and the boundary that gives the next one
     ids: Tensor | None = None  # [V'] the target's id of each logit; None: its own number
-    picking: Picking | None = None  # None: the likeliest
+    picking: Picks | None = None  # None: the likeliest
     least: float = 0.0  # a row ends before the draft with which its chain's chance, as the network sees it, falls below
 
 

@@ -40,6 +40,8 @@ class Keyed(NamedTuple):
     extra: Tensor | None = None  # [R] the key's last part
     ids: Tensor | None = None  # [V'] the token of each logit; None: its own number
     rows: Tensor | None = None  # [R] which of the slots and positions that are given each row has; None: in order
+    ahead: int = 1  # noise is that of the place so far behind the positions given
+    numbers: bool = False  # a pick is named by its logit's number, whatever `ids` say
 
 
 class Trees(NamedTuple):
@@ -114,6 +116,11 @@ class Kept(NamedTuple):
     slots: Tensor  # nobody's for rows that were not kept
     positions: Tensor  # 0 for those
     following: Tensor  # the committed token behind each
+    behind: Tensor  # its position; 0 for rows that were not kept
+    base: Tensor  # one more
+    write: Tensor  # the cache row of that position
+    newest: Tensor  # the slot where that is the sequence's newest token, else nobody's
+    tails: Tensor  # the page that ends with this row, else 0
 
 
 class Rounds(Protocol):

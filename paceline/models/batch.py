@@ -193,6 +193,7 @@ class Batch:
     layout: Layout
     places: Places
     slot_list: list[int] | Tensor  # [B] of each sequence
+    newest: Tensor | None = None  # [T] the slots of rows that are newest tokens, else nobody's; where it was asked for
 
     @functools.cached_property
     def slots(self) -> Tensor:

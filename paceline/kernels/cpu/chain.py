@@ -45,7 +45,7 @@ def draw(recordings: Sequence[Recording | None], chain: Chain, layers: Layers) -
         if tensor is not None:
             held.append((tensor.to(torch.float32) if name == "finals" else tensor).contiguous())
             setattr(struct, name, held[-1].data_ptr())
-    if chain.picking is not None:
+    if isinstance(chain.picking, Picking):
         held.append(_picking(chain.picking))
         struct.picking = ctypes.addressof(held[-1])
     found.paceline_chain(batch, struct)  # what they point at is held until here

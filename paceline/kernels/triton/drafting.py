@@ -124,7 +124,7 @@ def _budget_kernel(
     else:
         most = tl.minimum(most, tl.load(each + row))
     if sizes is not None:
-        most = tl.minimum(most, tl.load(sizes + row * size_stride))
+        most = tl.minimum(tl.minimum(most, tl.load(sizes + row * size_stride)), nodes)
         place = tl.arange(0, NODES)
         inside = place < nodes
         parent = tl.load(parents + row * parent_row + place, inside, -2)

@@ -107,18 +107,22 @@ def pack(rows: Rows, slots: Tensor, block_size: int, tables: Tables, given: Give
     return PackedRows(ids, own, positions, base, lines, write, first[0] if first else None, path)
 
 
+_SEEN = ["slots", "positions", "owner", "node", "nodes", "table", "lengths", "pages", "kept", "out"]
+
+
 @triton.jit(
-    do_not_specialize=["num_rows", "depth", "node_row", "table_row", "count_stride", "null"],
-    do_not_specialize_on_alignment=["slots", "positions", "owner", "node", "nodes", "table", "lengths", "kept", "out"],
+    do_not_specialize=["num_rows", "depth", "node_row", "table_row", "count_stride", "page_row", "null", "block_size"],
+    do_not_specialize_on_alignment=_SEEN,
 )
 def _observe_kernel(
-    slots, positions, owner, node, nodes, table, lengths, kept, out, num_rows, depth, node_row, table_row,
-    count_stride, null, DEPTH: tl.constexpr, ROWS: tl.constexpr,
+    slots, positions, owner, node, nodes, table, lengths, pages, kept, out, num_rows, depth, node_row, table_row,
+    count_stride, page_row, null, block_size, DEPTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < num_rows
     slot, position = tl.load(slots + row, inside, null), tl.load(positions + row, inside, 0)
-    real = (slot != null) & (position < tl.load(lengths + slot * count_stride, inside, 0) - 1)
+    length = tl.load(lengths + slot * count_stride, inside, 0)
+    real = (slot != null) & (position < length - 1)
     if nodes is not None:
         at = tl.load(node + row, inside, -1)
         of = tl.load(owner + row, at >= 0, 0)
@@ -131,6 +135,15 @@ def _observe_kernel(
     tl.store(out + row, slot, inside)
     tl.store(out + num_rows + row, position, inside)
     tl.store(out + 2 * num_rows + row, tl.load(table + slot * table_row + position + 1, inside, 0), inside)
+    behind = tl.where(real, position + 1, 0)
+    page = tl.load(pages + slot * page_row + behind // block_size, inside, 0)
+    tl.store(out + 3 * num_rows + row, behind, inside)
+    tl.store(out + 4 * num_rows + row, behind + 1, inside)
+    tl.store(out + 5 * num_rows + row, page * block_size + behind % block_size, inside)
+    tl.store(out + 6 * num_rows + row, tl.where(real & (behind == length - 1), slot, null), inside)
+    page = tl.load(pages + slot * page_row + position // block_size, inside, 0)
+    ends = real & (behind % block_size == 0)
+    tl.store(out + 7 * num_rows + row, tl.where(ends, page, 0), inside)
 
 
 def observe(layout: Layout, rows: Rows, nodes: Tensor | None, tables: Tables) -> Kept:
@@ -140,11 +153,12 @@ def observe(layout: Layout, rows: Rows, nodes: Tensor | None, tables: Tables) ->
     if nodes is not None and nodes.stride(1) != 1:
         nodes = nodes.contiguous()
     kept = torch.empty(count, dtype=torch.bool, device=layout.slots.device)
-    out = torch.empty((3, count), dtype=torch.int64, device=layout.slots.device)
+    out = torch.empty((8, count), dtype=torch.int64, device=layout.slots.device)
     strides = (0 if nodes is None else nodes.stride(0), tables.tokens.stride(0), tables.lengths.stride(0))
+    numbers = (count, depth, *strides, tables.pages.stride(0), tables.null, layout.block_size)
     _observe_kernel[(triton.cdiv(count, ROWS),)](
         *(layout.slots, layout.positions, rows.owner, rows.node, nodes if depth else None),
-        *(tables.tokens, tables.lengths, kept.view(torch.uint8), out, count, depth, *strides, tables.null),
+        *(tables.tokens, tables.lengths, tables.pages, kept.view(torch.uint8), out, *numbers),
         DEPTH=triton.next_power_of_2(max(depth, 1)),
         ROWS=ROWS,
         num_warps=1 if depth < 16 else 4,

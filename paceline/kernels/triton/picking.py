@@ -97,7 +97,7 @@ _LOOSE = ["slots", "positions", "seeds", "samples", "greedy", "temperature", "ex
 
 
 @triton.jit(
-    do_not_specialize=["vocabulary", "stride", "ints", "floats"],
+    do_not_specialize=["vocabulary", "stride", "ints", "floats", "ahead"],
     do_not_specialize_on_alignment=_LOOSE,
 )
 def _sample_kernel(
@@ -118,7 +118,9 @@ def _sample_kernel(
     stride,
     ints,
     floats,
+    ahead,
     STREAM: tl.constexpr,
+    NUMBERS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -135,29 +137,42 @@ def _sample_kernel(
         values = tl.div_rn(values, tl.load(temperature + slot * floats))
     if tl.load(greedy + slot * ints) == 0:
         seed, sample = tl.load(seeds + slot * ints), tl.load(samples + slot * ints)
-        position, stream = tl.load(positions + at) + 1, tl.zeros_like(seed) + STREAM
+        position, stream = tl.load(positions + at) + ahead, tl.zeros_like(seed) + STREAM
         if extra is None:
             first, second = _words((seed, seed >> 32, sample, position, stream))
         else:
             first, second = _words((seed, seed >> 32, sample, position, stream, tl.load(extra + row)))
         values += _gumbel(first, second, ids, inverse, logarithm)
+    if NUMBERS:
+        ids = place
     tl.store(keys + row * tl.num_programs(1) + part, _greatest(values, ids))
+
+
+@triton.jit
+def decided(keys, parts, PARTS: tl.constexpr):
+    """The id that a row's keys name; -1 where nothing is above -inf, or with a NaN."""
+    part = tl.arange(0, PARTS)
+    key = tl.max(tl.load(keys + part, part < parts, -_NAN), 0)
+    there = ((key >> 32) > _NOTHING) & (key != _NAN)
+    return tl.where(there, _LAST - (key & _LAST), -1)
 
 
 @triton.jit(do_not_specialize=["parts"])
 def _decide_kernel(keys, picks, parts, PARTS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, PARTS)
-    key = tl.max(tl.load(keys + row * parts + part, part < parts, -_NAN), 0)
-    there = ((key >> 32) > _NOTHING) & (key != _NAN)
-    tl.store(picks + row, tl.where(there, _LAST - (key & _LAST), -1))
+    tl.store(picks + row, decided(keys + row * parts, parts, PARTS))
 
 
 def best(values: Tensor) -> Tensor:
     """[R, V] → [R] the likeliest; ties go to the lowest id; -1 where nothing is above -inf, or with a NaN."""
+    return _decide(best_keys(values))
+
+
+def best_keys(values: Tensor) -> Tensor:
+    """[R, V] → [R, parts] keys, the greatest of which names a row's likeliest."""
     values, keys = _prepare(values)
     _best_kernel[keys.shape](values, keys, values.shape[1], values.stride(0), BLOCK=BLOCK)
-    return _decide(keys)
+    return keys
 
 
 def pick(logits: Tensor, picking: Picking) -> Tensor:
@@ -172,6 +187,11 @@ def pick(logits: Tensor, picking: Picking) -> Tensor:
 
 def sample(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
     """[R, V] → [R]: the same with words, temperature and noise as the slots have them, behind what is at positions."""
+    return _decide(sample_keys(logits, slots, positions, keyed))
+
+
+def sample_keys(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
+    """[R, V] → [R, parts] keys, the greatest of which names a row's sample."""
     logits, keys = _prepare(logits)
     columns = (keyed.seeds, keyed.samples, keyed.greedy)
     strides = (keyed.seeds.stride(0), 0 if keyed.temperature is None else keyed.temperature.stride(0))
@@ -190,11 +210,13 @@ def sample(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Te
         logits.shape[1],
         logits.stride(0),
         *strides,
+        keyed.ahead,
         STREAM=keyed.stream,
+        NUMBERS=keyed.numbers,
         BLOCK=BLOCK,
         enable_fp_fusion=False,
     )
-    return _decide(keys)
+    return keys
 
 
 def _prepare(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ NUM_SLOTS, LONGEST, BLOCK = 6, 40, 8
 SLOTS = torch.tensor([4, 0, NUM_SLOTS, 2, 5])
 STARTS = torch.tensor([30, 5, 0, 11, 39])
 DRAWS = torch.Generator()
-PARTS = ("kept", "slots", "positions", "following")
+PARTS = ("kept", "slots", "positions", "following", "newest", "tails")
 
 
 def filled(device: torch.device) -> Slots:

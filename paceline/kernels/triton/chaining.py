@@ -1,0 +1,132 @@
+"""A whole chain of drafts without leaving the device: beside each network and its head two launches a draft.
+
+Who picks notes the token, and where it is fed to the next network; see `kernels/chain.Chain`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.chain import Chain, Drafts, Feeding, Link
+from paceline.kernels.ops import Inputs, LayerCache, Layout, Ops, Span
+from paceline.kernels.rounds import Keyed
+from paceline.kernels.triton import picking
+
+_POINTERS = ["keys", "names", "tokens", "places", "slots", "starts", "ends", "first", "pages", "out"]
+_NUMBERS = ["parts", "step", "steps", "num_rows", "page_row", "null", "block_size"]
+
+
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
+def _link_kernel(
+    keys, names, tokens, places, slots, starts, ends, first, pages, out, parts, step, steps, num_rows, page_row, null,
+    block_size, PARTS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.maximum(picking.decided(keys + row * parts, parts, PARTS), 0)
+    token = place
+    if names is not None:
+        token = tl.load(names + place)
+    tl.store(tokens + row * steps + step, token)
+    if places is not None:
+        tl.store(places + row, place)
+    if out is not None:
+        line = tl.load(starts + row) + step
+        real = line < tl.load(ends + row)
+        slot, line = tl.where(real, tl.load(slots + row), null), tl.where(real, line, 0)
+        page = tl.load(pages + slot * page_row + line // block_size)
+        tl.store(out + row, token)
+        tl.store(out + num_rows + row, slot)
+        tl.store(out + 2 * num_rows + row, line)
+        tl.store(out + 3 * num_rows + row, tl.where(real, line, 1))
+        tl.store(out + 4 * num_rows + row, page * block_size + line % block_size)
+        tl.store(out + 5 * num_rows + row, tl.where(real, tl.load(first + row), 0))
+
+
+def draw(ops: Ops, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
+    """Drafts for each of B rows, one a link, by any kernels whose results stay on the device."""
+    feeding, steps = chain.feeding, len(chain.links)
+    tokens = torch.empty((len(feeding.slots), steps), dtype=torch.int64, device=feeding.slots.device)
+    named, taps = dict(chain.named), () if chain.state is None else (chain.state[1],)
+    fed, own = None if chain.newest is None else Inputs(chain.newest, None, named), list[Tensor]()
+    for step, link in enumerate(chain.links):
+        final = chain.finals
+        if link.network is not None:
+            assert fed is not None
+            out = ops.run(link.network, fed, caches, taps, None)
+            final = out.final
+            if chain.state is not None and out.tapped is not None:
+                named[chain.state[0]] = out.tapped
+        assert final is not None, "a chain needs `newest`, or `finals` where its first link has no network"
+        logits = _logits(ops, link, final)
+        chosen = torch.empty_like(feeding.slots) if chain.least else None
+        fed = _pick(chain, step, logits, tokens, chosen, named)
+        if chosen is not None:
+            own.append(_chance(chain, logits, chosen))
+    counts = _likely(own, chain.least) if own else _all(len(tokens), steps, tokens.device)
+    return Drafts(tokens, counts)
+
+
+def _logits(ops: Ops, link: Link, final: Tensor) -> Tensor:
+    logits = ops.logits(final, link.head)
+    return logits if link.bias is None else logits + link.bias
+
+
+def _pick(
+    chain: Chain, step: int, logits: Tensor, tokens: Tensor, chosen: Tensor | None, named: dict[str, Tensor]
+) -> Inputs | None:
+    """Note everyone's pick; what the next network reads, if there is one. chosen [B]: to know it by number, too."""
+    feeding, ids = chain.feeding, chain.ids
+    keyed = chain.picking
+    if keyed is None:
+        keys = picking.best_keys(logits)
+    else:
+        assert isinstance(keyed, Keyed)
+        keys = picking.sample_keys(
+            logits, feeding.slots, feeding.starts, keyed._replace(ahead=step, ids=ids, numbers=True)
+        )
+    rows, steps = tokens.shape
+    out = None if step + 1 == steps else torch.empty((6, rows), dtype=torch.int64, device=tokens.device)
+    pages, parts = feeding.page_table, keys.shape[1]
+    numbers = (parts, step, steps, rows, pages.stride(0), len(pages) - 1, feeding.block_size)
+    _link_kernel[(rows,)](
+        *(keys, ids, tokens, chosen, *feeding[:5], out, *numbers), PARTS=triton.next_power_of_2(parts), num_warps=1
+    )
+    return None if out is None else Inputs(out[0], _layout(feeding, out), named)
+
+
+def _layout(feeding: Feeding, out: Tensor) -> Layout:
+    _, slots, lines, base, write, first = out.unbind()
+    pages, size, rows = feeding.page_table, feeding.block_size, len(slots)
+    spans = [Span(row, 1, pages.shape[1] * size) for row in range(rows)]
+    return Layout(slots, lines, base, None, first, lines, write, pages, size, spans, _grid(rows, slots.device))
+
+
+@functools.lru_cache(maxsize=64)
+def _grid(rows: int, device: torch.device) -> Tensor:
+    return torch.arange(rows, device=device)[:, None]
+
+
+@functools.lru_cache(maxsize=64)
+def _all(rows: int, steps: int, device: torch.device) -> Tensor:
+    """[B] so many; nobody writes into it."""
+    return torch.full((rows,), steps, device=device)
+
+
+def _chance(chain: Chain, logits: Tensor, chosen: Tensor) -> Tensor:
+    """[B] the logarithm of each pick's chance, as the network sees it."""
+    keyed = chain.picking
+    if isinstance(keyed, Keyed) and keyed.temperature is not None:
+        logits = logits / keyed.temperature[chain.feeding.slots][:, None]
+    return torch.log_softmax(logits, dim=1).gather(1, chosen[:, None])[:, 0]
+
+
+def _likely(own: list[Tensor], least: float) -> Tensor:
+    """[B] how many drafts come before all of them so far have a chance below `least`."""
+    found: Tensor = (torch.stack(own, dim=1).cumsum(1).exp() >= least).cumprod(1).sum(1)
+    return found
