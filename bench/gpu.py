@@ -149,6 +149,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=3, help="how often each is timed")
     parser.add_argument("--prompts", type=int, default=200, help="of exact; of the others at most so many")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each answer")
+    parser.add_argument("--answer", type=int, default=416, help="the same of head: it guesses better later in a text")
     parser.add_argument("--alone", type=int, default=32, help="prompts that exact asks one at a time too")
     parser.add_argument("--rates", nargs="+", type=float, default=[1.0, 4.0, 8.0], help="requests a second")
     parser.add_argument("--quick", action="store_true", help="tiny shapes and few tokens: no figure means anything")

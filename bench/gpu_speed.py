@@ -35,7 +35,7 @@ def head(bench: Bench) -> dict[str, Any]:
         sides = _sides(bench, bench.options.small, batch, {"EAGLE head": Eagle(bench.options.head, 5)})
         texts = [] if sides["plain"].tokenizer is None else bench.texts("mt_bench.jsonl")
         for temperature in (0.0, 0.8):
-            found = _race(bench, sides, texts, batch, temperature)
+            found = _race(bench, sides, texts, batch, bench.options.answer, temperature)
             rows += [{**row, "reach": HEAD_REACH.get(batch, 1.0)} for row in found]
         _close(sides)
     return {"rows": rows}
@@ -55,9 +55,8 @@ def lookup(bench: Bench) -> dict[str, Any]:
         sides = _sides(bench, model, batch, drafters)
         for kind, (files, category) in asked.items():
             texts = [] if sides["plain"].tokenizer is None else bench.texts(*files, category=category)
-            rows += [
-                {**row, "prompts_of": kind, "reach": LOOKUP_REACH} for row in _race(bench, sides, texts, batch, 0.0)
-            ]
+            found = _race(bench, sides, texts, batch, bench.options.tokens, 0.0)
+            rows += [{**row, "prompts_of": kind, "reach": LOOKUP_REACH} for row in found]
         _close(sides)
     return {"rows": rows}
 
@@ -75,11 +74,11 @@ def _close(sides: dict[str, LLM]) -> None:
 
 
 def _race(
-    bench: Bench, sides: dict[str, LLM], texts: list[Any], batch: int, temperature: float
+    bench: Bench, sides: dict[str, LLM], texts: list[Any], batch: int, new: int, temperature: float
 ) -> list[dict[str, Any]]:
     """All sides take turns at the same batches of prompts; the first turn is not counted."""
     plain = sides["plain"]
-    new = 12 if bench.quick else bench.options.tokens
+    new = 12 if bench.quick else new
     count = max(batch, min(bench.options.prompts, len(texts) or batch, 4 * batch if batch > 8 else 24))
     prompts = asking(plain, texts, count, new)
     params = [greedy(new, temperature=temperature, seed=number, ignore_eos=False) for number in range(count)]
