@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # make demo TORCH=cpu: PyTorch without CUDA, a quarter of the size on Linux
 FROM := $(if $(filter cpu,$(TORCH)),--extra-index-url https://download.pytorch.org/whl/cpu)
 
-.PHONY: demo serve test soak check docs clean
+.PHONY: demo serve test test-gpu bench-gpu soak check docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt hatch_build.py $(wildcard paceline/kernels/cpu/csrc/*)
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -19,6 +19,14 @@ serve: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# What needs a GPU; one line where there is none
+test-gpu: $(VENV)/installed
+	$(BIN)/python -m tests.gpu
+
+# make bench-gpu PARTS="exact head" OPTIONS="--data FOLDER --head FOLDER": see bench/gpu.py
+bench-gpu: $(VENV)/installed
+	$(BIN)/python bench/gpu.py $(PARTS) $(OPTIONS)
 
 # make soak MINUTES=5: the server under load, fuzzed and compared with the engine alone
 soak: $(VENV)/installed

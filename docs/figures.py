@@ -107,6 +107,8 @@ def render(name: str, results: Path = RESULTS) -> str:
     if not path.is_file():
         return MISSING
     data = _read(name, results)
+    if "part" in data:
+        return render_gpu(data)
     if "variants" in data:
         return render_measured(_completed(data))
     if "runs" in data:
@@ -124,6 +126,16 @@ def render(name: str, results: Path = RESULTS) -> str:
     if "dtypes" in data:
         return render_dtypes(data)
     raise ValueError(f"{path.name} has none of the keys by which a layout is known")
+
+
+def render_gpu(data: dict[str, Any]) -> str:
+    """What bench/gpu.py wrote."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        tables, told = importlib.import_module("gpu_figures").render(data)
+    finally:
+        sys.path.pop(0)
+    return "\n\n".join([*(table(*one) for one in tables), f"{told} {_where(data)}."])
 
 
 def render_starts(data: dict[str, Any]) -> str:
@@ -354,26 +366,6 @@ def render_dtypes(data: dict[str, Any]) -> str:
     heads = ["weights", "`dtype`", "decode, tokens/s", "prefill, tokens/s", "6 rows against one", "kernels"]
     turns = len(data["dtypes"][0]["decode"])
     return f"{table(heads, lines)}\n\n{_where(data)}; one thread, medians of {turns} turns."
-
-
-def render_captured(data: dict[str, Any]) -> str:
-    """What bench/gpu_rounds.py wrote."""
-    rows = [
-        [
-            row["drafter"],
-            str(row["batch"]),
-            f"{row['temperature']:g}",
-            f"{row['rounds_equal']} of {row['rounds']}",
-            f"{row['tokens_per_round']:.2f}",
-            f"{row['launched_ms']:.1f}",
-            f"{row['replayed_ms']:.1f}",
-        ]
-        for row in data["rows"]
-    ]
-    heads = ["drafter", "sequences", "temperature", "rounds equal", "tokens a round", "ms launched", "ms replayed"]
-    machine, versions = data["machine"], data["versions"]
-    where = f"{machine['gpu']}; paceline {versions['paceline']}, torch {versions['torch']}; {data['date'][:10]}."
-    return f"{table(heads, rows)}\n\n{where}"
 
 
 def table(heads: list[str], rows: Iterable[list[str]], mark: str = "---:") -> str:

@@ -19,6 +19,8 @@ TRIAL = 6  # rounds after which a number of nodes is judged
 REMEMBERED = 64  # rounds of each that count
 SETTLED = 16  # rounds between two looks at which is best
 REST, LONGEST_REST = 64, 1024  # rounds before another is tried again; twice as many each time
+HOPE, EVERYBODY = 0.8, 8  # what brought less of the best's is left out, but for every eighth time
+CLEARLY = 1.05  # so much better than the best so far is another
 
 
 class Budget(Protocol):
@@ -82,6 +84,7 @@ class Load:
     left: int = TRIAL  # rounds until the next decision
     rest: int = REST
     rested: int = 0
+    best: int = -1
     arm: int = -1
 
     def __post_init__(self) -> None:
@@ -100,15 +103,24 @@ class Load:
     def _decide(self) -> None:
         """The next that nobody knows yet; else the best, and now and then another."""
         unknown = [nodes for nodes in self.arms if len(self.taken[nodes]) < TRIAL]
-        best = max(self.arms, key=self.rate)
         if unknown:
             self.arm, self.left, self.rested = unknown[0], TRIAL, 0
-        elif self.rested >= self.rest and len(self.arms) > 1:
-            others = [nodes for nodes in self.arms if nodes != best]
-            self.arm, self.left, self.rested = others[self.tries % len(others)], TRIAL, 0
-            self.tries, self.rest = self.tries + 1, min(2 * self.rest, LONGEST_REST)
-        else:
-            self.arm, self.left = best, SETTLED
+            return
+        rates = {nodes: self.rate(nodes) for nodes in self.arms}
+        best = max(self.arms, key=rates.__getitem__)
+        if best != self.best and rates[best] > CLEARLY * rates.get(self.best, 0.0):
+            if self.best in rates:  # luck has changed, so what is known of the rest is old
+                for nodes in {*self.arms} - {best, self.best}:
+                    self.taken[nodes].clear()
+            self.best, self.rest = best, REST
+        self.arm, self.left, best = self.best, SETTLED, self.best
+        if self.rested >= self.rest:
+            self.tries, self.rest, self.rested = self.tries + 1, min(2 * self.rest, LONGEST_REST), 0
+            least = 0.0 if self.tries % EVERYBODY == 0 else HOPE * rates[best]
+            others = [nodes for nodes in self.arms if nodes != best and rates[nodes] >= least]
+            if others:
+                self.arm, self.left = others[self.tries % len(others)], TRIAL
+                self.taken[self.arm] = deque(list(self.taken[self.arm])[-TRIAL:], REMEMBERED)  # times may have changed
 
     def rate(self, nodes: int) -> float:
         """Tokens a second of one sequence. The median of seconds: a round in which something is made first is none."""

@@ -53,9 +53,10 @@ def test_the_number_that_brings_most_tokens_a_second_is_found(running: int, luck
     rates = {nodes: chain(luck, nodes) / on_a_gpu(running, nodes) for nodes in budget.arms}
     assert max(rates, key=lambda nodes: rates[nodes]) == best, "the example is what it says"
     live(budget, history, 100, running, on_a_gpu, luck)
-    settled = live(budget, history, 2000, running, on_a_gpu, luck)
-    assert settled[best] > 1900, "others are tried rarely"
-    assert set(settled) == set(budget.arms), "but they are"
+    settled = live(budget, history, 1000, running, on_a_gpu, luck)
+    assert settled[best] > 970, "others are tried rarely"
+    settled = live(budget, history, 6000, running, on_a_gpu, luck)
+    assert 5900 < settled[best] < 6000, "but they are"
 
 
 def test_each_number_of_sequences_has_its_own() -> None:
@@ -105,7 +106,7 @@ def test_the_same_records_give_the_same_answers() -> None:
 @pytest.mark.parametrize("behind", [None, 1])
 def test_the_text_is_the_same_and_rounds_say_what_they_were_allowed(behind: int | None) -> None:
     prompts = [[5, 6, 7, 8] * 6, [9, 9, 4] * 5]
-    params = {"temperature": 0.7, "seed": 3, "max_tokens": 60, "ignore_eos": True}
+    params = {"temperature": 0.7, "seed": 3, "max_tokens": 40, "ignore_eos": True}
     plain = [one.outputs[0].token_ids for one in tiny_llm().generate(prompts, **params)]
     llm = tiny_llm(behind=behind)
     llm.engine.budget_kind = "measured"

@@ -1,0 +1,188 @@
+"""How fast it is on a GPU, and whether every token is the same there: one script, a part for each question.
+
+    python bench/gpu.py steps verify                            made-up weights: nothing else is needed
+    python bench/gpu.py exact head lookup --data FOLDER --small MODEL --large MODEL --head FOLDER
+    python bench/gpu.py --device cpu --quick steps              whether the script itself runs
+
+    steps         milliseconds a plain decode step, by batch, beside what is to be reached and what vLLM takes
+    verify        what a round with drafts costs, against a plain step
+    profile       where a step's time goes
+    exact         are the tokens plain decoding's: drafters, batches, prefix hits, preemptions, greedy and seeded
+    head          a learned drafter on real weights against plain, by batch
+    lookup        n-gram and suffix against plain, by kind of prompt and batch
+    long          a step after 32k tokens, against the time to read its cache
+    serving       requests that arrive at random: first token, between tokens, throughput
+    transformers  plain, prompt lookup and assisted generation of transformers in the same run
+
+Each part writes bench/results/gpu_PART.json (--output another folder). Files of prompts in --data: mt_bench.jsonl,
+spec_bench.jsonl, humaneval.jsonl.gz. Without a GPU it says so and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_common import (
+    BATCHES,
+    PEER,
+    PROMPT,
+    REACH,
+    REACH_ROUNDS,
+    THEIRS,
+    Bench,
+    greedy,
+    per_round,
+    random_prompts,
+    timed,
+)
+from gpu_drafters import Fixed
+from gpu_exact import exact
+from gpu_speed import head, long, lookup, serving, transformers
+
+from paceline import Eagle
+from paceline.bench import machine, results
+
+RESULTS = Path(__file__).parent / "results"
+HIDDEN = ("output", "data", "small", "large", "draft", "head")  # options that are places on one machine
+
+
+def steps(bench: Bench) -> dict[str, Any]:
+    rows = []
+    for shape in bench.options.shapes:
+        batches = bench.batches(*BATCHES)
+        llm = bench.dummy(shape, max_num_seqs=max(batches))
+        for batch in batches:
+            prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
+            found = per_round(llm, prompts, bench.options.turns, bench.quick)
+            told = {"reach_ms": REACH.get(shape, {}).get(batch), "peer_ms": THEIRS.get(shape, {}).get(batch)}
+            rows.append({"shape": shape, "batch": batch, **found, **told})
+            print(f"{shape}, {batch} sequences: {found['ms']:.3f} ms a step {told}", flush=True)
+        llm.close()
+    return {"peer": PEER, "rows": rows}
+
+
+def verify(bench: Bench) -> dict[str, Any]:
+    """Rounds of 8 rows, all of them kept or none; and those of an EAGLE-shaped head of made-up weights."""
+    rows = []
+    shape = bench.options.shapes[0]
+    for batch in bench.batches(1, 16):
+        llm = bench.dummy(shape, max_num_seqs=batch, budget="fixed", num_pages=batch * 65 + 64)
+        prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
+        plain = per_round(llm, prompts, bench.options.turns, bench.quick)
+        _, outputs = timed(llm, prompts, greedy(24 if bench.quick else 176))
+        recorded = {tuple(output.prompt_token_ids): output.outputs[0].token_ids for output in outputs}
+        drafters = {
+            "8 rows, all accepted": Fixed(recorded, 7, right=True),
+            "8 rows, none accepted": Fixed(recorded, 7, right=False),
+            "EAGLE-shaped, 5 drafts": Eagle(bench.head(shape), 5),
+        }
+        for name, drafter in drafters.items():
+            llm.set_drafter(drafter)
+            found = per_round(llm, prompts, bench.options.turns, bench.quick)
+            ratio = found["ms"] / plain["ms"]
+            reach = REACH_ROUNDS[name] if batch == 1 else None
+            rows.append({"shape": shape, "batch": batch, "round": name, **found, "plain_ms": plain["ms"]})
+            rows[-1] |= {"ratio": ratio, "reach": reach}
+            print(f"{shape}, {batch} sequences, {name}: {found['ms']:.3f} ms, {ratio:.3f} of plain", flush=True)
+        llm.close()
+    return {"rows": rows}
+
+
+def profile(bench: Bench) -> dict[str, Any]:
+    """The kernels of a step, by the time they take; what is left of the step is the host's or nobody's."""
+    rows, shape = [], bench.options.shapes[0]
+    activity = torch.profiler.ProfilerActivity
+    for batch in bench.batches(1, 64):
+        llm = bench.dummy(shape, max_num_seqs=batch)
+        prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
+        step = per_round(llm, prompts, bench.options.turns, bench.quick)["ms"]
+        sums: dict[str, float] = {}
+        for size, sign in ((40, 1), (8, -1)):  # what is left is of 32 steps alone
+            kinds = [activity.CPU, *([activity.CUDA] if torch.cuda.is_available() else [])]
+            with torch.profiler.profile(activities=kinds) as profiler:
+                timed(llm, prompts, greedy(size))
+            for event in profiler.key_averages():
+                spent = getattr(event, "self_device_time_total", 0.0) or 0.0
+                sums[event.key] = sums.get(event.key, 0.0) + sign * spent / 1e3 / 32
+        kernels = sorted(((name[:80], ms) for name, ms in sums.items() if ms > 0), key=lambda item: -item[1])
+        listed = [{"kernel": name, "ms": ms} for name, ms in kernels[:20]]
+        total = sum(ms for _, ms in kernels)
+        rows.append({"shape": shape, "batch": batch, "step_ms": step, "kernels_ms": total, "kernels": listed})
+        print(f"{shape}, {batch} sequences: {step:.3f} ms a step, {total:.3f} in kernels", flush=True)
+        llm.close()
+    return {"rows": rows}
+
+
+PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "steps": steps,
+    "verify": verify,
+    "profile": profile,
+    "exact": exact,
+    "head": head,
+    "lookup": lookup,
+    "long": long,
+    "serving": serving,
+    "transformers": transformers,
+}
+ALONE = ("steps", "verify", "profile", "long", "serving")  # those that need no files
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=[], metavar="PART", help=f"{', '.join(PARTS)}; or all")
+    parser.add_argument("--data", help="a folder with files of prompts")
+    parser.add_argument("--small", default="smollm2-135m", help="a model with real weights")
+    parser.add_argument("--large", default="qwen2.5-coder-1.5b", help="a larger one; none: do without")
+    parser.add_argument("--draft", help="a draft model for the small one; itself unless given")
+    parser.add_argument("--head", help="an EAGLE head of the small one")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--kernels", help="the engine's own choice unless given")
+    parser.add_argument("--shapes", nargs="+", default=["llama-8b", "smollm2"], choices=list(THEIRS))
+    parser.add_argument("--batches", nargs="+", type=int, help="sequences at a time; each part has its own")
+    parser.add_argument("--turns", type=int, default=3, help="how often each is timed")
+    parser.add_argument("--prompts", type=int, default=200, help="of exact; of the others at most so many")
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens of each answer")
+    parser.add_argument("--answer", type=int, default=416, help="the same of head: it guesses better later in a text")
+    parser.add_argument("--alone", type=int, default=32, help="prompts that exact asks one at a time too")
+    parser.add_argument("--rates", nargs="+", type=float, default=[1.0, 4.0, 8.0], help="requests a second")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes and few tokens: no figure means anything")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    options.parts = list(PARTS) if options.parts == ["all"] else options.parts or list(ALONE)
+    unknown = [part for part in options.parts if part not in PARTS]
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: no such part; allowed: {', '.join(PARTS)}, all")
+    return options
+
+
+def main() -> int:
+    options = read_options()
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        print("no GPU here: nothing was measured")
+        return 0
+    told = {name: value for name, value in vars(options).items() if name not in (*HIDDEN, "parts")}
+    failed = []
+    for part in options.parts:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                found = PARTS[part](Bench(options, Path(folder)))
+            except (Exception, SystemExit) as error:  # what the other parts find is worth having all the same
+                traceback.print_exc()
+                print(f"{part} failed: {error}", flush=True)
+                failed.append(part)
+                continue
+        data = {"part": part, **machine.record(), "command": f"python bench/gpu.py {part}", "options": told, **found}
+        results.write(options.output / f"gpu_{part}.json", data)
+        print(f"wrote gpu_{part}.json", flush=True)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

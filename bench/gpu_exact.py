@@ -1,0 +1,120 @@
+"""The part of gpu.py that counts: is every token plain decoding's, whoever drafts and whoever runs beside?"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from gpu_common import Bench, accepted_lengths, asking, greedy
+from gpu_drafters import Recorded, Replay
+
+from paceline import LLM, DraftModel, Eagle, NGram, SamplingParams, Suffix
+from paceline.outputs import RequestOutput
+
+BESIDE = 32  # sequences that run at the same time
+SETTINGS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 0.8, "top_p": 0.95}}
+
+
+def exact(bench: Bench) -> dict[str, Any]:
+    """For each model, setting and drafter: how many texts are the same, in a crowd and alone.
+
+    The crowd has a cache that cannot hold it, so sequences are preempted and begin again, and prompts that come twice
+    hit the prefix cache. What is compared with: plain decoding with room for all, nobody's prefix shared.
+    """
+    rows = []
+    models = [bench.options.small, *([] if bench.options.large == "none" else [bench.options.large])]
+    for model in models:
+        rows += check_model(bench, model)
+    for row in rows:
+        assert row["texts"] > 0
+    same, texts = (sum(row[name] for row in rows) for name in ("identical", "texts"))
+    print(f"exact: {same} of {texts} texts identical", flush=True)
+    return {"rows": rows, "identical": same, "texts": texts}
+
+
+def check_model(bench: Bench, model: str) -> list[dict[str, Any]]:
+    length, new = (128, 16) if bench.quick else (1024, bench.options.tokens)
+    roomy = bench.llm(model, max_model_len=length, max_num_seqs=BESIDE, num_pages=BESIDE * (length // 16 + 1))
+    texts = [] if roomy.tokenizer is None else bench.texts("mt_bench.jsonl", "spec_bench.jsonl")
+    count = bench.options.prompts
+    unique = list(dict.fromkeys(map(tuple, asking(roomy, texts, count, new))))  # an answer is known by its prompt
+    prompts = [list(ids) for ids in unique]
+    params = {name: _params(prompts, new, **more) for name, more in SETTINGS.items()}
+    plain = {name: _answers(roomy, prompts, params[name]) for name in SETTINGS}
+    roomy.close()
+    pages = _few_pages(prompts, new, length)
+    tight = bench.llm(
+        model, max_model_len=length, max_num_seqs=BESIDE, num_pages=pages, prefix_caching=True, budget="fixed"
+    )
+    rows = []
+    for setting, known in plain.items():
+        recorded = {tuple(ids): list(text) for ids, text in zip(prompts, known)}
+        for name, drafter in drafters(bench, model, recorded).items():
+            row = {"model": Path(model).name, "setting": setting, "drafter": name}
+            rows.append(row | _check(tight, drafter, prompts, params[setting], known, bench.options.alone))
+            print(rows[-1], flush=True)
+    tight.close()
+    return rows
+
+
+def drafters(bench: Bench, model: str, recorded: Recorded) -> dict[str, Any]:
+    options = bench.options
+    small = model == options.small
+    draft = DraftModel(options.draft or model, 3) if small else DraftModel(options.small, 3, cross_vocabulary=True)
+    found: dict[str, Any] = {
+        "none": None,
+        "ngram": NGram(5, 1, 3),
+        "suffix": Suffix(),
+        "suffix, trees": Suffix(tree=True),
+        "draft model": draft,
+        "replay, chains": Replay(recorded, 4),
+        "replay, trees": Replay(recorded, 4, 3),
+    }
+    if small and options.head:
+        found["EAGLE head"] = Eagle(options.head, 5)
+        found["EAGLE head, trees"] = Eagle(options.head, 12, tree="dynamic", depth=3)
+    return found
+
+
+def _params(prompts: list[list[int]], new: int, **more: Any) -> list[SamplingParams]:
+    return [greedy(new, seed=1000 + number, **more) for number in range(len(prompts))]
+
+
+def _answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+
+
+def _few_pages(prompts: list[list[int]], new: int, length: int) -> int:
+    """Two thirds of what the crowd would take, and at least one sequence of full length."""
+    each = sorted(-(-(len(ids) + new) // 16) for ids in prompts)[-BESIDE:]
+    return max(sum(each) * 2 // 3, length // 16 + 2)
+
+
+def _check(
+    llm: LLM, drafter: Any, prompts: list[list[int]], params: list[SamplingParams], known: list[list[int]], alone: int
+) -> dict[str, Any]:
+    """In a crowd, shuffled, some of them twice; then a few one at a time."""
+    llm.set_drafter(drafter)
+    order = [*range(len(prompts)), *range(0, len(prompts), 4)]
+    random.Random(len(prompts)).shuffle(order)
+    crowd = llm.generate([prompts[i] for i in order], [params[i] for i in order])
+    singles = [llm.generate([prompts[i]], params[i])[0] for i in range(min(alone, len(prompts)))]
+    different = [i for i, output in zip([*order, *range(len(singles))], [*crowd, *singles]) if said(output) != known[i]]
+    total = len(crowd) + len(singles)
+    outputs = [output.outputs[0] for output in (*crowd, *singles)]
+    made = llm.engine.drafter
+    return {
+        "texts": total,
+        "identical": total - len(different),
+        "different": sorted(set(different)),
+        "tokens": sum(len(output.token_ids) for output in outputs),
+        "accepted_lengths": {str(size): n for size, n in sorted(accepted_lengths([*crowd, *singles]).items())},
+        "branches": made.branches[:-1].tolist() if isinstance(made, Replay) else None,
+        "preemptions": sum(output.stats.preemptions for output in outputs),
+        "prefix_hits": sum(output.stats.prefix_hit > 0 for output in outputs),
+    }
+
+
+def said(output: RequestOutput) -> list[int]:
+    return output.outputs[0].token_ids

@@ -1,0 +1,266 @@
+"""The parts of gpu.py that compare: drafters with plain decoding, long texts, requests at random times, a peer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_common import Bench, asking, greedy, per_round, random_prompts, synchronize, timed
+
+from paceline import LLM, AsyncLLM, Eagle, NGram, Suffix
+from paceline.bench import peers
+from paceline.bench.interval import Cost, estimate
+from paceline.models import loader
+
+HEAD_REACH = {1: 2.0, 16: 1.5, 64: 1.0, 256: 1.0}  # times as fast as plain
+LOOKUP_REACH = 0.97
+LONG_REACH = 1.5  # times the time to read the cache
+INPUT, OUTPUT = 2048, 300
+LONG_CONTEXT = 32768
+
+
+def head(bench: Bench) -> dict[str, Any]:
+    """The head against plain decoding on MT-bench's first turns, greedy and sampled, in turns."""
+    if not bench.options.head:
+        raise SystemExit("this part needs --head FOLDER")
+    rows = []
+    for batch in bench.batches(*HEAD_REACH):
+        sides = _sides(bench, bench.options.small, batch, {"EAGLE head": Eagle(bench.options.head, 5)})
+        texts = [] if sides["plain"].tokenizer is None else bench.texts("mt_bench.jsonl")
+        for temperature in (0.0, 0.8):
+            found = _race(bench, sides, texts, batch, bench.options.answer, temperature)
+            rows += [{**row, "reach": HEAD_REACH.get(batch, 1.0)} for row in found]
+        _close(sides)
+    return {"rows": rows}
+
+
+def lookup(bench: Bench) -> dict[str, Any]:
+    """N-gram and suffix against plain decoding, by kind of prompt. Suffix knows no answers but its own."""
+    rows = []
+    models = [bench.options.small, *([] if bench.options.large == "none" else [bench.options.large])]
+    asked = {
+        "summarisation": (("spec_bench.jsonl",), ("summarization",)),
+        "retrieval": (("spec_bench.jsonl",), ("rag",)),
+        "HumanEval": (("humaneval.jsonl.gz",), ()),
+    }
+    for model, batch in itertools.product(models, bench.batches(1, 8, 64)):
+        drafters = {"ngram": NGram(), "suffix": Suffix(max_cached_requests=0)}
+        sides = _sides(bench, model, batch, drafters)
+        for kind, (files, category) in asked.items():
+            texts = [] if sides["plain"].tokenizer is None else bench.texts(*files, category=category)
+            found = _race(bench, sides, texts, batch, bench.options.tokens, 0.0)
+            rows += [{**row, "prompts_of": kind, "reach": LOOKUP_REACH} for row in found]
+        _close(sides)
+    return {"rows": rows}
+
+
+def _sides(bench: Bench, model: str, batch: int, drafters: dict[str, Any]) -> dict[str, LLM]:
+    """An engine for plain decoding and one for each drafter: nothing is made anew between two turns."""
+    length = 128 if bench.quick else 2048
+    fixed = {"max_model_len": length, "max_num_seqs": batch, "num_pages": batch * (length // 16 + 1)}
+    return {name: bench.llm(model, drafter, **fixed) for name, drafter in {"plain": None, **drafters}.items()}
+
+
+def _close(sides: dict[str, LLM]) -> None:
+    for llm in sides.values():
+        llm.close()
+
+
+def _race(
+    bench: Bench, sides: dict[str, LLM], texts: list[Any], batch: int, new: int, temperature: float
+) -> list[dict[str, Any]]:
+    """All sides take turns at the same batches of prompts; the first turn is not counted."""
+    plain = sides["plain"]
+    new = 12 if bench.quick else new
+    count = max(batch, min(bench.options.prompts, len(texts) or batch, 4 * batch if batch > 8 else 24))
+    prompts = asking(plain, texts, count, new)
+    params = [greedy(new, temperature=temperature, seed=number, ignore_eos=False) for number in range(count)]
+    spent: dict[str, list[float]] = {name: [] for name in sides}
+    said: dict[str, list[list[int]]] = {}
+    rounds: dict[str, int] = {}
+    for turn in range(1 + bench.options.turns):
+        for name, llm in sides.items():
+            seconds, outputs = timed(llm, prompts, params)
+            said[name] = [output.outputs[0].token_ids for output in outputs]
+            rounds[name] = sum(output.outputs[0].stats.rounds for output in outputs)
+            if turn:
+                spent[name].append(seconds)
+    tokens = sum(map(len, said["plain"]))
+    costs = {
+        name: Cost(np.array(taken)[:, None], np.full((len(taken), 1), float(sum(map(len, said[name])))))
+        for name, taken in spent.items()
+    }
+    rows = []
+    for name, taken in spent.items():
+        found = estimate(costs["plain"], costs[name])
+        rows.append(
+            {
+                "model": _name(plain),
+                "drafter": name,
+                "batch": batch,
+                "temperature": temperature,
+                "prompts": count,
+                "tokens": tokens,
+                "seconds": taken,
+                "tokens_per_second": sum(map(len, said[name])) / statistics.median(taken),
+                "tokens_per_forward": sum(map(len, said[name])) / rounds[name],
+                "speed_up": found.value,
+                "speed_up_interval": None if found.low is None else [found.low, found.high],
+                "identical": sum(a == b for a, b in zip(said[name], said["plain"])),
+            }
+        )
+        print({key: value for key, value in rows[-1].items() if key != "seconds"}, flush=True)
+    return rows[1:]
+
+
+def _name(llm: LLM) -> str:
+    return Path(llm.engine.target.origin).name
+
+
+def long(bench: Bench) -> dict[str, Any]:
+    """A step after a long text against one after a short: what is between them is attention to the cache."""
+    rows, shape = [], bench.options.shapes[0]
+    far = 256 if bench.quick else LONG_CONTEXT
+    llm = bench.dummy(shape, max_model_len=far + 256, max_num_seqs=1, max_batched_tokens=None if bench.quick else 8192)
+    model = llm.engine.target.model
+    row_bytes = sum(spec.row_bytes for spec in model.layer_specs(llm.engine.target.dtype))
+    bandwidth = _bandwidth(bench)
+    short = 32 if bench.quick else 512
+    found = {
+        size: per_round(llm, random_prompts(1, size, llm.config.vocab_size), bench.options.turns, bench.quick)["ms"]
+        for size in (short, far)
+    }
+    reading = 1e3 * row_bytes * (far - short) / bandwidth
+    spent = found[far] - found[short]
+    rows.append(
+        {
+            "shape": shape,
+            "context": far,
+            "step_ms": found[far],
+            "short_context": short,
+            "short_step_ms": found[short],
+            "attention_ms": spent,
+            "cache_read_ms": reading,
+            "ratio": spent / reading,
+            "reach": LONG_REACH,
+            "bytes_per_second": bandwidth,
+        }
+    )
+    print(rows[-1], flush=True)
+    llm.close()
+    return {"rows": rows}
+
+
+def _bandwidth(bench: Bench) -> float:
+    """Bytes a second that a copy reads and writes."""
+    size = 2**20 if bench.quick else 2**31
+    source = torch.ones(size, dtype=torch.uint8, device=bench.options.device)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(10):
+        synchronize()
+        begin = time.perf_counter()
+        target.copy_(source)
+        synchronize()
+        best = min(best, time.perf_counter() - begin)
+    return 2 * size / best
+
+
+def serving(bench: Bench) -> dict[str, Any]:
+    """Requests arrive at random (Poisson); the same arrivals at every start."""
+    shape, rows = bench.options.shapes[0], []
+    sizes = (24, 8) if bench.quick else (INPUT, OUTPUT)
+    count = 6 if bench.quick else min(bench.options.prompts, 64)
+    for rate in bench.options.rates[:1] if bench.quick else bench.options.rates:
+        rows.append(asyncio.run(_serve(bench, shape, rate * (20 if bench.quick else 1), count, sizes)))
+        print(rows[-1], flush=True)
+    return {"rows": rows}
+
+
+async def _serve(bench: Bench, shape: str, rate: float, count: int, sizes: tuple[int, int]) -> dict[str, Any]:
+    length = sum(sizes) + 64
+    given = {"device": bench.options.device, "dtype": bench.options.dtype, "prefix_caching": False}
+    if bench.options.kernels:
+        given["kernels"] = bench.options.kernels
+    async with AsyncLLM(
+        bench.shape(shape, length), load_format="dummy", max_model_len=length, max_num_seqs=64, seed=0, **given
+    ) as llm:
+        prompts = random_prompts(count + 4, sizes[0], llm.llm.config.vocab_size)
+        await llm.generate(prompts[count:], greedy(sizes[1]))  # whatever is made once is made now
+        before = llm.llm.engine.stats.rounds
+        chooser, at, arrivals = random.Random(0), 0.0, []
+        for _ in range(count):
+            at += chooser.expovariate(rate)
+            arrivals.append(at)
+        begun = time.perf_counter()
+
+        async def one(prompt: list[int], due: float) -> list[tuple[float, int]]:
+            await asyncio.sleep(max(0.0, due - (time.perf_counter() - begun)))
+            start, told = time.perf_counter(), []
+            async for chunk in llm.stream(prompt, greedy(sizes[1])):
+                if chunk.token_ids:
+                    told.append((time.perf_counter() - start, len(chunk.token_ids)))
+            return told
+
+        answers = await asyncio.gather(*(one(prompt, due) for prompt, due in zip(prompts, arrivals)))
+        spent = time.perf_counter() - begun
+        stats = llm.llm.engine.stats
+        records = list(stats.recent)[-(stats.rounds - before) :]
+    first = [told[0][0] for told in answers]
+    between = [later[0] - one[0] for told in answers for one, later in itertools.pairwise(told)]
+    return {
+        "shape": shape,
+        "input": sizes[0],
+        "output": sizes[1],
+        "rate": rate,
+        "requests": count,
+        "seconds": spent,
+        "tokens_per_second": sum(number for told in answers for _, number in told) / spent,
+        "ttft_ms": _spread(first),
+        "itl_ms": _spread(between),
+        "rounds": len(records),
+        "rounds_with_prompts": sum(record.nodes is None for record in records),
+    }
+
+
+def _spread(seconds: list[float]) -> dict[str, float]:
+    values = 1e3 * np.array(seconds)
+    return {"mean": float(values.mean()), **{f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}}
+
+
+def transformers(bench: Bench) -> dict[str, Any]:
+    """transformers' plain, prompt lookup and assisted generation beside ours, one prompt at a time."""
+    options, new = bench.options, 12 if bench.quick else bench.options.tokens
+    path = loader.locate(options.small)
+    draft = None if options.draft is None else loader.locate(options.draft)
+    sides = _sides(bench, options.small, 1, {"ngram": NGram()})
+    texts = [] if sides["plain"].tokenizer is None else bench.texts("mt_bench.jsonl")
+    prompts = asking(sides["plain"], texts, 2 if bench.quick else 8, new)
+    asked = peers.Asked(path, draft, 2048, torch.device(options.device), torch.get_num_threads())
+    found, absent = peers.find_peers(asked)
+    found = [peer for peer in found if peer.name.startswith("transformers")]
+    rows = []
+    for name, llm in sides.items():
+        timed(llm, prompts[:1], greedy(new))
+        spent = sum(timed(llm, [prompt], greedy(new))[0] for prompt in prompts)
+        rows.append({"who": f"paceline, {name}", "seconds": spent, "tokens_per_second": new * len(prompts) / spent})
+    for peer in found:
+        peer.answer(prompts[0], 4, [])
+        synchronize()
+        begin = time.perf_counter()
+        tokens = sum(len(peer.answer(prompt, new, [])) for prompt in prompts)
+        synchronize()
+        spent = time.perf_counter() - begin
+        rows.append({"who": peer.name, "seconds": spent, "tokens_per_second": tokens / spent})
+    for row in rows:
+        row |= {"prompts": len(prompts), "ratio": rows[0]["tokens_per_second"] / row["tokens_per_second"]}
+        print(row, flush=True)
+    _close(sides)
+    return {"model": path.name, "rows": rows, "absent": absent}

@@ -1,0 +1,135 @@
+"""What bench/gpu.py wrote, as tables for the pages: a function for each part. Measures nothing.
+
+Figures that were to be reached and were not are bold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Cells = list[str]
+Table = tuple[Cells, list[Cells]]
+
+
+def render(data: dict[str, Any]) -> tuple[list[Table], str]:
+    """Tables, and what is said below them."""
+    return PARTS[data["part"]](data)
+
+
+def _mark(text: str, reached: bool) -> str:
+    return text if reached else f"**{text}**"
+
+
+def steps(data: dict[str, Any]) -> tuple[list[Table], str]:
+    batches = sorted({row["batch"] for row in data["rows"]})
+    rows = []
+    for shape in dict.fromkeys(row["shape"] for row in data["rows"]):
+        found = {row["batch"]: row for row in data["rows"] if row["shape"] == shape}
+        ours, wanted, theirs = list[str](), list[str](), list[str]()
+        for batch in batches:
+            row = found.get(batch)
+            reach, peer = (None, None) if row is None else (row["reach_ms"], row["peer_ms"])
+            ours.append("–" if row is None else _mark(f"{row['ms']:.2f}", reach is None or row["ms"] <= reach))
+            wanted.append("–" if reach is None else f"{reach:g}")
+            theirs.append("–" if peer is None else f"{peer:g}")
+        rows += [[f"{shape}: paceline", *ours], ["to be reached", *wanted], [data["peer"], *theirs]]
+    told = "Milliseconds a step by number of sequences; made-up weights, prompts of 512 tokens, greedy: the least time "
+    told += "for 160 new tokens less that for 32, over 128. Bold: not reached."
+    return [(["", *map(str, batches)], rows)], told
+
+
+def verify(data: dict[str, Any]) -> tuple[list[Table], str]:
+    heads = ["round", "sequences", "ms", "plain step, ms", "ratio", "wanted"]
+    rows = []
+    for row in data["rows"]:
+        ratio = _mark(f"{row['ratio']:.2f}", row["reach"] is None or row["ratio"] <= row["reach"])
+        wanted = "–" if row["reach"] is None else f"≤ {row['reach']:g}"
+        rows.append([row["round"], str(row["batch"]), f"{row['ms']:.2f}", f"{row['plain_ms']:.2f}", ratio, wanted])
+    return [(heads, rows)], f"{data['rows'][0]['shape']}, made-up weights."
+
+
+def profile(data: dict[str, Any]) -> tuple[list[Table], str]:
+    tables = []
+    for row in data["rows"]:
+        cells = [[f"`{one['kernel']}`", f"{one['ms']:.3f}"] for one in row["kernels"][:12]]
+        named = f"kernel ({row['shape']}, {row['batch']} sequences: {row['step_ms']:.2f} ms a step)"
+        tables.append(([named, "ms a step"], [*cells, ["all kernels", f"{row['kernels_ms']:.3f}"]]))
+    return tables, "Of 32 steps alone, by PyTorch's profiler."
+
+
+def exact(data: dict[str, Any]) -> tuple[list[Table], str]:
+    heads = ["model", "sampling", "drafter", "same texts", "accepted: rounds", "branches", "preemptions", "prefix hits"]
+    rows = []
+    for row in data["rows"]:
+        lengths = ", ".join(f"{size}: {count}" for size, count in row["accepted_lengths"].items()) or "–"
+        same = _mark(f"{row['identical']} of {row['texts']}", row["identical"] == row["texts"])
+        branches = "–" if row["branches"] is None else ", ".join(map(str, row["branches"]))
+        named = [row["model"], row["setting"], row["drafter"]]
+        rows.append([*named, same, lengths, branches, str(row["preemptions"]), str(row["prefix_hits"])])
+    return [(heads, rows)], f"{data['identical']} of {data['texts']} texts are plain decoding's, token for token."
+
+
+def speed(data: dict[str, Any]) -> tuple[list[Table], str]:
+    heads = ["model", "drafter", "prompts", "sequences", "temperature", "tokens/s", "speed-up", "95% interval"]
+    heads += ["wanted", "tokens per forward", "same texts"]
+    rows = []
+    for row in data["rows"]:
+        bounds = row["speed_up_interval"]
+        rows.append(
+            [
+                *(row["model"], row["drafter"], row.get("prompts_of", "MT-bench"), str(row["batch"])),
+                *(f"{row['temperature']:g}", f"{row['tokens_per_second']:.0f}"),
+                _mark(f"{row['speed_up']:.2f}×", row["speed_up"] >= row["reach"]),
+                "–" if bounds is None else f"{bounds[0]:.2f}–{bounds[1]:.2f}",
+                f"≥ {row['reach']:g}",
+                f"{row['tokens_per_forward']:.2f}",
+                f"{row['identical']} of {row['prompts']}",
+            ]
+        )
+    return [(heads, rows)], "Against our own plain decoding, in turns. Bold: not reached."
+
+
+def long(data: dict[str, Any]) -> tuple[list[Table], str]:
+    heads = ["shape", "context", "ms a step", "of it attention", "ms to read the cache", "ratio", "wanted"]
+    rows = []
+    for row in data["rows"]:
+        told = [f"{row[name]:.2f}" for name in ("step_ms", "attention_ms", "cache_read_ms")]
+        ratio = _mark(f"{row['ratio']:.2f}", row["ratio"] <= row["reach"])
+        rows.append([row["shape"], str(row["context"]), *told, ratio, f"≤ {row['reach']:g}"])
+    speed = data["rows"][0]["bytes_per_second"] / 1e12
+    return [(heads, rows)], f"One sequence. A copy ran at {speed:.2f} TB/s in the same run."
+
+
+def serving(data: dict[str, Any]) -> tuple[list[Table], str]:
+    heads = ["requests a second", "tokens/s", "first token, ms: median", "p99", "between tokens, ms: median", "p99"]
+    heads.append("rounds with prompts")
+    rows = []
+    for row in data["rows"]:
+        times = [f"{row[name][part]:.1f}" for name in ("ttft_ms", "itl_ms") for part in ("p50", "p99")]
+        share = f"{row['rounds_with_prompts'] / max(row['rounds'], 1):.0%}"
+        rows.append([f"{row['rate']:g}", f"{row['tokens_per_second']:.0f}", *times, share])
+    first = data["rows"][0]
+    asked = f"{first['requests']} requests of {first['input']} tokens, {first['output']} new"
+    told = f"{first['shape']}, made-up weights; {asked}."
+    return [(heads, rows)], told
+
+
+def transformers(data: dict[str, Any]) -> tuple[list[Table], str]:
+    rows = [[row["who"], f"{row['tokens_per_second']:.1f}", f"{row['ratio']:.2f}×"] for row in data["rows"]]
+    absent = "".join(f" {name}: {why}." for name, why in data["absent"].items() if name == "transformers")
+    return [
+        (["", "tokens/s", "our plain decoding against it"], rows)
+    ], f"{data['model']}, one prompt at a time.{absent}"
+
+
+PARTS = {
+    "steps": steps,
+    "verify": verify,
+    "profile": profile,
+    "exact": exact,
+    "head": speed,
+    "lookup": speed,
+    "long": long,
+    "serving": serving,
+    "transformers": transformers,
+}

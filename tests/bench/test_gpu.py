@@ -1,0 +1,95 @@
+"""bench/gpu.py, run small on a CPU: every part writes its file, the pages can show it, and no token differs.
+
+No time is judged.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tests.bench.scripts import ROOT, load
+from tests.drafters.tiny_eagle import tiny_eagle
+from tests.fakes import tiny_model
+
+SMALL = ["--device", "cpu", "--dtype", "float32", "--kernels", "native", "--quick", "--turns", "1", "--batches", "1"]
+SMALL += ["--shapes", "llama-8b", "--large", "none", "--prompts", "6", "--alone", "1"]
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    sys.path.insert(0, str(ROOT / "bench"))  # where it finds its neighbours
+    yield load("bench/gpu.py")
+    sys.path.remove(str(ROOT / "bench"))
+
+
+@pytest.fixture(scope="module")
+def figures() -> ModuleType:
+    return load("docs/figures.py")
+
+
+def run(script: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> dict[str, Any]:
+    """Every part's file."""
+    tiny_model().save_pretrained(folder / "tiny")
+    words = (*words, *SMALL, "--small", str(folder / "tiny"), "--output", str(folder / "results"))
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *words])
+    assert script.main() == 0
+    found = {path.stem: path.read_text() for path in (folder / "results").iterdir()}
+    assert not any(str(folder) in text for text in found.values()), "a place on this machine was written down"
+    return {name.removeprefix("gpu_"): json.loads(text) for name, text in found.items()}
+
+
+def test_without_a_gpu_it_says_so_in_a_line(
+    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "steps"])
+    assert script.main() == 0
+    assert capsys.readouterr().out == "no GPU here: nothing was measured\n"
+
+
+def test_made_up_weights_are_timed_and_shown_beside_what_is_to_be_reached(
+    script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = run(script, monkeypatch, tmp_path, "steps", "verify", "long", "serving")
+    (row,) = found["steps"]["rows"]
+    assert row["ms"] > 0 and row["rounds"] == 16, "24 new tokens less 8"
+    assert (row["reach_ms"], row["peer_ms"]) == (4.4, 4.88)
+    rounds = {row["round"]: row["rounds"] for row in found["verify"]["rows"]}
+    assert rounds["8 rows, none accepted"] == 16 and rounds["8 rows, all accepted"] == 2
+    assert found["serving"]["rows"][0]["rounds_with_prompts"] > 0
+    text = figures.render("gpu_steps", tmp_path / "results")
+    assert "| to be reached | 4.4 |" in text and "| vLLM 0.25.0 on an H200 | 4.88 |" in text
+    for part in ("verify", "long", "serving"):
+        assert "| --- |" in figures.render(f"gpu_{part}", tmp_path / "results")
+
+
+def test_drafters_that_are_right_now_and_then_change_no_text(
+    script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = run(script, monkeypatch, tmp_path, "exact", "head", "--head", tiny_eagle("third"))
+    exact = data["exact"]
+    assert exact["identical"] == exact["texts"] > 0
+    rows = {(row["setting"], row["drafter"]): row for row in exact["rows"]}
+    tree = rows["seeded", "replay, trees"]
+    assert all(tree["branches"]) and len(tree["branches"]) == 3, "every branch was taken"
+    assert {"0", "2", "4"} <= tree["accepted_lengths"].keys()
+    assert tree["prefix_hits"] > 0 and tree["preemptions"] > 0
+    assert ("greedy", "EAGLE head, trees") in rows
+    assert [row["temperature"] for row in data["head"]["rows"]] == [0.0, 0.8]
+    assert f"{exact['texts']} of {exact['texts']} texts are plain decoding's" in figures.render(
+        "gpu_exact", tmp_path / "results"
+    )
+    assert "| 2 |" not in figures.render("gpu_head", tmp_path / "results"), "wanted is ≥ 2"
+
+
+def test_a_part_that_is_not_there_is_told(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "speed"])
+    with pytest.raises(SystemExit):
+        script.main()

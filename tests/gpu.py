@@ -1,0 +1,28 @@
+"""`make test-gpu`: the tests that need a GPU, those of the Triton kernels among them; one line where there is none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parent
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("no GPU here: nothing was tested")
+        return 0
+    kernels = FOLDER / "kernels" / "triton"
+    failed = pytest.main(["-m", "gpu", str(FOLDER)])
+    if failed == pytest.ExitCode.NO_TESTS_COLLECTED:
+        failed = pytest.ExitCode.OK
+    if kernels.is_dir():
+        failed = failed or pytest.main(["-m", "not gpu", str(kernels)])
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
