@@ -121,6 +121,7 @@ class LLM(Shared):
         self.limits = Limits(self.config.vocab_size, max_model_len, self.options.max_prompt_len, end_ids)
         self._ids = itertools.count()
         self.engine.set_drafter(drafter)
+        self._warm_up()
 
     def __enter__(self) -> Self:
         return self
@@ -171,6 +172,20 @@ class LLM(Shared):
         measured = table.apart and engine.rule.follows  # else the text of a seed would depend on seconds
         engine.budget_kind = options.budget if options.budget != "auto" else "measured" if measured else "fixed"
         return engine
+
+    def _warm_up(self) -> None:
+        """Capture rounds before the first request, where rounds are captured; shown where somebody looks."""
+        steps = self.engine.warm_up()
+        first = next(steps, None)
+        if first is None:
+            return
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("capturing rounds", total=first[1])
+            for done, _ in steps:
+                progress.update(task, completed=done)
 
     def _build_runner(self, target: Target, cache: KVCache, table: Slots) -> Runner:
         rule = find_rule(self.options.acceptance)

@@ -172,6 +172,7 @@ class TokenReader(CachedDrafter):
 
     rereads = True
     keeps_drafts = True  # what it fed itself counts as read once it came true
+    _most_behind = 1  # unread tokens of a sequence, at most, before the round that comes
     model: Model
 
     def note(self, rows: HostRows) -> None:

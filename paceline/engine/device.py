@@ -8,7 +8,7 @@ sequences ever after. What needs the host in its middle is launched as it stands
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from paceline.drafters.tree import PADDING, Proposal
 from paceline.engine.context import DraftContext, Given
 from paceline.engine.round import Plan, PromptRows, Report, Round, Sent, Times, histories, pad_proposal, undrafted
 from paceline.engine.runner import Runner, wanted_rows
-from paceline.engine.sizes import find_size
+from paceline.engine.sizes import find_size, usual_sizes
 from paceline.kernels.ops import Hidden, see_windows
 from paceline.models.batch import Batch, Nodes, Places, Static, holding, pack_rows, places_of, reaches_of
 from paceline.models.frame import Frame, FrameInput, Size, shape_of
@@ -92,7 +92,8 @@ class DeviceRunner(Runner):
         if key is None or size is None:
             return self._launch(plan, handed, new, times)
         if key not in self._captured:
-            self._captured[key] = self._remember(plan, size, handed, any(new))
+            asked = Asked(plan.slots[: plan.num_sampling], bool(plan.num_drafting), any(new), handed)
+            self._captured[key] = self._remember(size, asked)
         return self._replay(self._captured[key], plan, handed, new, times)
 
     def _hand(self, plan: Plan) -> Proposal | None:
@@ -149,14 +150,26 @@ class DeviceRunner(Runner):
             shaped = handed.chain, handed.scratch is None, handed.origins is None, handed.names
         return size, kind, bool(plan.num_drafting), new, shaped
 
-    def _remember(self, plan: Plan, size: Size, handed: Proposal | None, new: bool) -> Captured:
+    def warm_up(self, rows: int) -> Iterator[tuple[int, int]]:
+        """Capture what most rounds will be: greedy ones of at most so many rows. Yields how many are done, and of how
+        many; the rest is captured when it is first needed."""
+        nodes = 0 if self.drafter is None or not self.drafter.on_device else self.drafter.max_nodes
+        sizes = [] if self._capture is None else usual_sizes(self.table.num_slots, rows, nodes)
+        for number, size in enumerate(sizes):
+            yield number, len(sizes)
+            shaped = getattr(self.drafter, "captured_as", lambda: None)() if self.drafter is not None else ()
+            key = size, kind_of([]), size.nodes > 0, False, shaped
+            if shaped is not None and key not in self._captured:
+                self._captured[key] = self._remember(size, Asked([], size.nodes > 0, False))
+
+    def _remember(self, size: Size, asked: Asked) -> Captured:
+        """Capture a round of rows of nobody."""
         assert self._capture is not None
         frame = Frame(size, self.table.device)
-        frame.fill((), 0, FrameInput([], [], [], []), self.table)  # rows of nobody
-        slots = plan.slots[: plan.num_sampling]
-        slots += [self.table.null] * (size.sampling - len(slots))
-        fixed = None if handed is None else _in_fixed_memory(handed, size)
-        asked = Asked(slots, bool(plan.num_drafting), new, fixed)
+        frame.fill((), 0, FrameInput([], [], [], []), self.table)
+        slots = asked.slots + [self.table.null] * (size.sampling - len(asked.slots))
+        handed = None if asked.handed is None else _in_fixed_memory(asked.handed, size)
+        asked = asked._replace(slots=slots, handed=handed)
         with holding() as held:
             outcome, replay = self._capture(lambda: self.compute(frame, asked))
         return Captured(frame, asked, outcome, replay, held)

@@ -107,6 +107,11 @@ class Engine:
         self.budget = budget or make_budget(self.budget_kind, 0 if drafter is None else drafter.max_nodes, ahead)
         self.stats.watch(drafter.name if drafter is not None and drafter.learned else None)
 
+    @torch.inference_mode()
+    def warm_up(self) -> Iterator[tuple[int, int]]:
+        """Get ready for the rounds that come first: yields how much is done, and of how much."""
+        yield from self.runner.warm_up(self.scheduler.max_batched_tokens)
+
     @property
     def drafter(self) -> Drafter | None:
         return self.runner.drafter

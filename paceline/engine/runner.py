@@ -7,6 +7,7 @@ run by `engine/device.py`.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -36,6 +37,10 @@ class Runner:
         self.drafter = drafter
         self.listener = drafter if listens(drafter) else None  # to whom there is anything to tell
         self.met: set[int] = set()  # slots it has seen
+
+    def warm_up(self, rows: int) -> Iterator[tuple[int, int]]:
+        """Nothing is captured here."""
+        yield from ()
 
     def note(self, drafter: Drafter, plan: Plan) -> None:
         """What the drafter counts on the host, before a round is run or replayed."""

@@ -6,7 +6,7 @@ from paceline.engine.round import Plan
 from paceline.models.frame import Size, shape_of
 
 FEW = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sequences that decode
-MIXED = (8, 32, 128, 512)  # and those beside prompt chunks
+MIXED = (8, 32, 128, 256)  # and those beside prompt chunks
 ROWS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # with prompt chunks
 NODES = (0, 1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 48, 64)
 
@@ -22,6 +22,18 @@ def find_size(plan: Plan, max_nodes: int) -> Size | None:
     if rows is None or sampling is None or exact.chunks > 1:
         return None
     return Size(rows, sampling, 1, nodes)
+
+
+def usual_sizes(max_num_seqs: int, max_rows: int, max_nodes: int) -> list[Size]:
+    """Of the rounds that come first, the largest before the others: what they need of memory serves all."""
+    found = []
+    for nodes in {0, max_nodes}:
+        few = FEW[: FEW.index(_up(max_num_seqs, FEW) or FEW[-1]) + 1]
+        found += [Size(count * (1 + nodes), count, 0, nodes) for count in few]
+        rows = ROWS[: ROWS.index(_up(max_rows, ROWS) or ROWS[-1]) + 1]
+        most = _up(max_num_seqs, MIXED) or MIXED[-1]
+        found += [Size(count, beside, 1, nodes) for count in rows for beside in MIXED if beside <= min(most, count)]
+    return sorted(found, reverse=True)
 
 
 def _up(count: int, allowed: tuple[int, ...]) -> int | None:
