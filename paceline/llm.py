@@ -179,13 +179,9 @@ class LLM(Shared):
         first = next(steps, None)
         if first is None:
             return
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("capturing rounds", total=first[1])
-            for done, _ in steps:
-                progress.update(task, completed=done)
+        with _bar(first[1], "capturing rounds") as advance:
+            for _ in steps:
+                advance(1)
 
     def _build_runner(self, target: Target, cache: KVCache, table: Slots) -> Runner:
         rule = find_rule(self.options.acceptance)
@@ -388,11 +384,11 @@ def _listed(given: Any, count: int) -> list[SamplingParams]:
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Callable[[int], None]]:
+def _bar(total: int, what: str = "generating") -> Iterator[Callable[[int], None]]:
     """A bar on the terminal; what is yielded takes it further."""
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("generating", total=total)
+        task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)

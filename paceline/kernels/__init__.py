@@ -62,7 +62,7 @@ def select(name: str, device: torch.device, dtype: torch.dtype, quantization: st
             from paceline.kernels.triton.ops import TritonOps
         except ImportError as error:
             raise OptionError(f"kernels='triton' needs the package triton: {error}") from None
-        return TritonOps()
+        return TritonOps(device)
     if name == "reference":
         from paceline.kernels.reference import ReferenceOps
 

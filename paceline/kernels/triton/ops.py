@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,11 +35,14 @@ from paceline.kernels.ops import (
 from paceline.kernels.rounds import Rounds
 from paceline.kernels.triton import heads as head_kernels
 from paceline.kernels.triton import rows as row_kernels
+from paceline.kernels.triton import tuning
 from paceline.kernels.triton.attention import Look, Tiles, attend, chunks_of, splits_of, tiles_of
 from paceline.kernels.triton.heads import HeadNorms
 from paceline.kernels.triton.matmul import Norm, logits_best, matmul
 from paceline.kernels.triton.matmul import logits as matmul_logits
 from paceline.kernels.triton.rounds import TritonRounds
+
+MEASURED = Path(__file__).parent / "measured"  # tiles, a file for each kind of device: bench/gpu_kernels.py --tune
 
 
 class Waiting:
@@ -234,6 +238,11 @@ class Late(Hidden):
 class TritonOps(EagerOps):
     name, captures = "triton", True
     rounds: Rounds | None = TritonRounds()
+
+    def __init__(self, device: torch.device) -> None:
+        for path in sorted(MEASURED.glob("*.json")):
+            tuning.load(path, device)
+
     forward = TritonForward
 
     def run(
