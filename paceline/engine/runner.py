@@ -97,7 +97,7 @@ class Runner:
             plan.cut(proposal.num_nodes)
         else:
             plan.fit(proposal.sizes.tolist())
-        paths = proposal.paths()
+        paths = proposal.paths(self.table.rounds)
         nodes = Nodes(proposal.tokens, proposal.sizes, paths)
         size = self.cache.pool.block_size
         if slots is None:
