@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from paceline.kernels.rounds import Rounds
+
 ROOT = -1
 PADDING = -2  # the parent of a node that is not there
 
@@ -97,9 +99,14 @@ class Proposal:
             probs = probs.gather(1, nodes[:, :, None].expand(-1, -1, probs.shape[2]))
         return replace(self, tokens=self.tokens.gather(1, nodes), parents=parents, sizes=sizes, probs=probs)
 
-    def paths(self) -> Tensor | None:
+    def paths(self, rounds: Rounds | None = None) -> Tensor | None:
         """[B, N, D]: for each node its ancestors by depth, itself last; None for chains."""
-        return None if self.chain else paths(self.parents, self.max_depth)
+        if self.chain:
+            return None
+        if rounds is None or not self.num_nodes:
+            return paths(self.parents, self.max_depth)
+        deepest = self.num_nodes if self.max_depth is None else min(self.max_depth, self.num_nodes)
+        return rounds.paths(self.parents, deepest)
 
 
 def check_parents(parents: list[int]) -> None:

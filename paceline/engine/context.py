@@ -267,6 +267,9 @@ class DraftContext:
         if not self._sampled:
             return processed
         stream, extra = self._stream(lengths)
+        if self.table.rounds is not None:
+            keyed = self._state.keyed(stream, extra, divided=True)
+            return self.table.rounds.perturb(processed, rows.slots, rows.positions, keyed)
         keys = self._state.keys(rows.slots)
         values = noise.gumbel(keys, rows.positions + 1, stream, processed.shape[1], extra)
         return torch.where(self._state.greedy(rows.slots)[:, None], processed, processed + values)

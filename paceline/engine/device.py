@@ -191,7 +191,7 @@ class DeviceRunner(Runner):
         """Propose, pack, forward, verify, commit and observe. Nothing is sent to the device, and nothing read."""
         table, sampling = self.table, frame.num_sampling
         proposal = self._draft(frame, asked)
-        paths = proposal.paths()
+        paths = proposal.paths(table.rounds)
         given = Static([], Nodes(proposal.tokens, proposal.sizes, paths), newest=True)
         batch = pack_rows(frame, frame.slots, frame.starts, table, self.cache.pool.block_size, given)
         if table.windowed is not None:

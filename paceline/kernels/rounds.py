@@ -135,6 +135,10 @@ class Rounds(Protocol):
         [R]: the noise is that of the place behind."""
         ...
 
+    def perturb(self, logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
+        """[R, V] float32: what `sample` takes the likeliest of."""
+        ...
+
     def walk(self, choices: Tensor, index: Tensor, trees: Trees, slots: Tensor | None, tables: Tables) -> Tensor:
         """Follow choices [R] down the trees, index [B, 1+N] saying whose they are; commit to slots [B], if given.
 
@@ -162,6 +166,10 @@ class Rounds(Protocol):
         self, asked: int | Tensor, slots: Tensor, tables: Tables, spread: int, sizes: Tensor, parents: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Sizes [B] and parents [B, N] of the same trees with no more nodes than that."""
+        ...
+
+    def paths(self, parents: Tensor, depth: int) -> Tensor:
+        """[B, N] → [B, N, depth]: for each node its ancestors by depth, itself last; -2 beyond. None is deeper."""
         ...
 
     def look_up(self, slots: Tensor, budgets: Tensor, lookup: Lookup, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,6 @@
-"""Drafts by lookup, and budgets, where only the device knows how far each sequence is: one launch each.
+"""Drafts by lookup, budgets, and the paths of trees, where only the device knows them: one launch each.
 
-To the bit the tensor code of `drafters/ngram.py`, `DraftContext.make_budgets` and `Proposal.cut`.
+To the bit the tensor code of `drafters/ngram.py`, `DraftContext.make_budgets`, `Proposal.cut` and `tree.paths`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from paceline.kernels.rounds import Lookup, Tables
 
 BLOCK = 2048  # positions that are searched at a time
+NODES = 8  # of a program that finds paths
 
 _UPPER = tl.constexpr(0x7FFFFFFF)
 
@@ -167,3 +168,39 @@ def _budget(
         NODES=triton.next_power_of_2(max(shape[0], 1)),
         num_warps=1,
     )
+
+
+@triton.jit
+def _above(parents, node):
+    """A node's parent; negative behind the root, and for padding."""
+    return tl.load(parents + node, node >= 0, -2)
+
+
+@triton.jit(do_not_specialize=["nodes", "depth", "parent_row"], do_not_specialize_on_alignment=["parents", "out"])
+def _paths_kernel(parents, out, nodes, depth, parent_row, DEPTH: tl.constexpr, NODES: tl.constexpr):
+    row, place = tl.program_id(0).to(tl.int64), tl.arange(0, DEPTH)[None, :]
+    node = (tl.program_id(1) * NODES + tl.arange(0, NODES)).to(tl.int64)[:, None]
+    here = parents + row * parent_row
+    own = tl.where((node < nodes) & (tl.load(here + node, node < nodes, -2) > -2), node, -2)
+    deep, at = (own * 0), own
+    for _ in range(DEPTH):
+        deep += (at >= 0).to(tl.int64)
+        at = _above(here, at)
+    back = deep - 1 - place  # so many steps up from the node
+    found = tl.where(back >= 0, own, -2)
+    for step in range(DEPTH - 1):
+        found = tl.where(step < back, _above(here, found), found)
+    inside = (node < nodes) & (place < depth)
+    tl.store(out + (row * nodes + node) * depth + place, found, inside)
+
+
+def paths(parents: Tensor, depth: int) -> Tensor:
+    """[B, N] → [B, N, depth]: for each node its ancestors by depth, itself last; -2 beyond."""
+    batch, nodes = parents.shape
+    if parents.stride(1) != 1:
+        parents = parents.contiguous()
+    out = torch.empty((batch, nodes, depth), dtype=torch.int64, device=parents.device)
+    grid = (batch, triton.cdiv(nodes, NODES))
+    block = triton.next_power_of_2(max(depth, 1))
+    _paths_kernel[grid](parents, out, nodes, depth, parents.stride(0), DEPTH=block, NODES=NODES, num_warps=1)
+    return out

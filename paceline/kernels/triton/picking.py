@@ -103,6 +103,7 @@ _LOOSE = ["slots", "positions", "seeds", "samples", "greedy", "temperature", "ex
 def _sample_kernel(
     logits,
     keys,
+    out,
     slots,
     positions,
     seeds,
@@ -145,7 +146,10 @@ def _sample_kernel(
         values += _gumbel(first, second, ids, inverse, logarithm)
     if NUMBERS:
         ids = place
-    tl.store(keys + row * tl.num_programs(1) + part, _greatest(values, ids))
+    if out is None:
+        tl.store(keys + row * tl.num_programs(1) + part, _greatest(values, ids))
+    else:
+        tl.store(out + row * vocabulary + place, values, place < vocabulary)
 
 
 @triton.jit
@@ -193,30 +197,30 @@ def sample(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Te
 def sample_keys(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
     """[R, V] → [R, parts] keys, the greatest of which names a row's sample."""
     logits, keys = _prepare(logits)
+    _sample(logits, keys, None, slots, positions, keyed)
+    return keys
+
+
+def perturb(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
+    """[R, V] → [R, V] float32: what `sample` takes the likeliest of."""
+    logits, keys = _prepare(logits)
+    out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    _sample(logits, keys, out, slots, positions, keyed)
+    return out
+
+
+def _sample(logits: Tensor, keys: Tensor, out: Tensor | None, slots: Tensor, positions: Tensor, keyed: Keyed) -> None:
     columns = (keyed.seeds, keyed.samples, keyed.greedy)
     strides = (keyed.seeds.stride(0), 0 if keyed.temperature is None else keyed.temperature.stride(0))
     assert all(column.stride(0) == strides[0] for column in columns), "the columns of one table"
     _sample_kernel[keys.shape](
-        logits,
-        keys,
-        slots,
-        positions,
-        *columns,
-        keyed.temperature,
-        keyed.extra,
-        keyed.ids,
-        keyed.rows,
-        *keyed.tables,
-        logits.shape[1],
-        logits.stride(0),
-        *strides,
-        keyed.ahead,
+        *(logits, keys, out, slots, positions, *columns, keyed.temperature, keyed.extra, keyed.ids, keyed.rows),
+        *(*keyed.tables, logits.shape[1], logits.stride(0), *strides, keyed.ahead),
         STREAM=keyed.stream,
         NUMBERS=keyed.numbers,
         BLOCK=BLOCK,
         enable_fp_fusion=False,
     )
-    return keys
 
 
 def _prepare(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,10 +8,12 @@ from paceline.kernels.triton import drafting, packing, picking, walking
 class TritonRounds:
     best = staticmethod(picking.best)
     sample = staticmethod(picking.sample)
+    perturb = staticmethod(picking.perturb)
     walk = staticmethod(walking.walk)
     moves = staticmethod(walking.moves)
     pack = staticmethod(packing.pack)
     observe = staticmethod(packing.observe)
     budgets = staticmethod(drafting.budgets)
     cut = staticmethod(drafting.cut)
+    paths = staticmethod(drafting.paths)
     look_up = staticmethod(drafting.look_up)

@@ -10,7 +10,7 @@ import torch
 
 from paceline.cache.slots import Slots
 from paceline.drafters.ngram import NGram
-from paceline.drafters.tree import Proposal
+from paceline.drafters.tree import PADDING, Proposal
 from paceline.engine.context import DraftContext
 from paceline.params import SamplingParams
 from paceline.sampling.rules import find_rule
@@ -85,3 +85,19 @@ def test_budgets_and_what_they_cut_are_those_of_tensor_operations(asked: list[in
         assert context(state, asked).budgets.equal(budgets)
         assert_equal(context(state, asked).cut(trees), cut)
     assert len(set(budgets.tolist())) == len(set(asked))
+
+
+@pytest.mark.parametrize("nodes", [1, 11])
+def test_paths_are_those_of_tensor_operations(nodes: int, device: torch.device) -> None:
+    from paceline.kernels.triton.rounds import TritonRounds
+
+    draws = torch.Generator().manual_seed(nodes)
+    parents = torch.stack([torch.randint(-1, node, (3,), generator=draws) for node in range(nodes)], dim=1)
+    parents = torch.where(torch.arange(nodes) < torch.tensor([nodes, nodes // 2, 0])[:, None], parents, PADDING)
+    trees = Proposal(parents, parents, parents[:, 0], chain=False).paths()
+    assert trees is not None
+    deepest = int((trees >= 0).sum(2).max())
+    for most in (None, deepest):
+        one = Proposal(parents.to(device), parents.to(device), parents[:, 0], chain=False, max_depth=most)
+        expected, found = one.paths(), one.paths(TritonRounds())
+        assert expected is not None and found is not None and found.equal(expected)

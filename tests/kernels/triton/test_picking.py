@@ -111,3 +111,14 @@ def test_a_row_is_picked_alike_alone_and_among_others(device: torch.device) -> N
     for row in (0, 3, 5):
         own = sample(logits[row, None], *(part[row, None] for part in where), keyed(device, noise.SAMPLE, None))
         assert own.tolist() == [together[row]]
+
+
+def test_perturbed_logits_are_those_of_tensor_operations(device: torch.device) -> None:
+    from paceline.kernels.triton.picking import perturb
+
+    logits = made(90, 1.0)
+    seeds, samples, greedy = SLOTS[PLACES].unbind(1)
+    values = noise._gumbel(Keys(seeds, samples), POSITIONS + 1, noise.SAMPLE, 90)
+    expected = torch.where(greedy[:, None] != 0, logits, logits / WARMTH[PLACES, None] + values)
+    found = perturb(logits.to(device), PLACES.to(device), POSITIONS.to(device), keyed(device, noise.SAMPLE, None))
+    assert found.cpu().equal(expected)
