@@ -69,7 +69,8 @@ def run(chosen: dict[str, Any]) -> None:
     model = chosen["model"] if known is None else known.name
     loading.fetch_known([model, *loading.draft_models(config)], chosen["accept_licence"])
     names = tuple(chosen["served_model_name"] or (model,))
-    own = {name: chosen[name] for name in ("api_key", "max_waiting", "chat_template", "trust_remote_code")}
+    told = ("api_key", "max_waiting", "chat_template", "trust_remote_code", "load_format")
+    own = {name: chosen[name] for name in told}
     settings = Settings(model, names, **own)
     if chosen["host"] not in LOOPBACK and chosen["api_key"] is None:
         logging.getLogger("paceline").warning(

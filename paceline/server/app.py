@@ -54,6 +54,7 @@ class Settings:
     body_seconds: float = 30.0  # in which a request's body has to arrive
     chat_template: str | None = None
     trust_remote_code: bool = False
+    load_format: str = "auto"
 
 
 class Server:
@@ -78,7 +79,7 @@ class Server:
         ready = await self.engine.start()
         chosen = self.settings
         self._reader = await asyncio.to_thread(
-            Reader.of, chosen.model, chosen.chat_template, ready.limits, chosen.trust_remote_code
+            Reader.of, chosen.model, chosen.chat_template, ready.limits, chosen.trust_remote_code, chosen.load_format
         )
 
     def check_model(self, name: str | None) -> str:

@@ -22,9 +22,9 @@ class Reader:
     longest: int  # characters of any token
 
     @classmethod
-    def of(cls, model: Any, template: str | None, limits: Limits, trust: bool) -> Reader:
-        """trust: whether code that comes with the tokenizer may run."""
-        found = loader.find(model, trust=trust).tokenizer
+    def of(cls, model: Any, template: str | None, limits: Limits, trust: bool, load_format: str = "auto") -> Reader:
+        """trust: whether code that comes with the tokenizer may run. load_format: of the weights: dummy needs none."""
+        found = loader.find(model, trust=trust, load_format=load_format).tokenizer
         longest = max(map(len, found.get_vocab()), default=1) if found is not None else 1
         return cls(found, PromptTemplate(template, found), limits, longest)
 

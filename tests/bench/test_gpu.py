@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.bench import machine
+from paceline.bench.results import write
 from tests.bench.scripts import ROOT, load
 from tests.drafters.tiny_eagle import tiny_eagle
 from tests.fakes import tiny_model
@@ -87,6 +89,22 @@ def test_drafters_that_are_right_now_and_then_change_no_text(
         "gpu_exact", tmp_path / "results"
     )
     assert "| 2 |" not in figures.render("gpu_head", tmp_path / "results"), "wanted is ≥ 2"
+
+
+def test_profiles_and_peers_become_tables(figures: ModuleType, tmp_path: Path) -> None:
+    kernels = [{"kernel": "matmul", "ms": 0.5}, {"kernel": "attention", "ms": 0.25}]
+    row = {"shape": "smollm2", "batch": 64, "step_ms": 1.0, "kernels_ms": 0.75, "kernels": kernels}
+    write(tmp_path / "profile.json", {"part": "profile", **machine.record(), "rows": [row]})
+    lines = figures.render("profile", tmp_path).splitlines()
+    assert lines[0] == "| kernel (smollm2, 64 sequences: 1.00 ms a step) | ms a step |"
+    assert lines[2:5] == ["| `matmul` | 0.500 |", "| `attention` | 0.250 |", "| all kernels | 0.750 |"]
+    rows = [
+        {"who": who, "tokens_per_second": speed, "ratio": 90 / speed} for who, speed in (("ours", 90.0), ("t", 30.0))
+    ]
+    told = {"model": "m", "rows": rows, "absent": {"transformers": "it is not installed"}}
+    write(tmp_path / "peers.json", {"part": "transformers", **machine.record(), **told})
+    text = figures.render("peers", tmp_path)
+    assert "| t | 30.0 | 3.00× |" in text and "transformers: it is not installed." in text
 
 
 def test_a_part_that_is_not_there_is_told(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:

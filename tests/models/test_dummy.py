@@ -12,6 +12,8 @@ import torch
 from paceline import LLM, DraftModel, Eagle, SamplingParams
 from paceline.errors import CheckpointError, OptionError
 from paceline.models.dummy import random_tensor
+from paceline.requests import Limits
+from paceline.server.reader import Reader
 from tests.fakes import VOCAB, tiny_model
 from tests.tokens import tokenizer
 
@@ -111,6 +113,11 @@ def test_what_dummy_weights_cannot_be_made_of_is_told(tmp_path: Path) -> None:
             kind("x", load_format="quick")
     with pytest.raises(OptionError, match="no tokenizer, so a prompt must be a list of token ids"):
         dummy(tmp_path).generate("hello", PARAMS)
+
+
+def test_whoever_reads_prompts_elsewhere_needs_no_weights_either(tmp_path: Path) -> None:
+    reader = Reader.of(str(folder(tmp_path)), None, Limits(VOCAB, 64), False, "dummy")
+    assert reader.tokenizer is None and not reader.has_template
 
 
 def test_an_engine_does_without_a_tokenizer_if_told_so() -> None:

@@ -51,6 +51,7 @@ FLAGS: list[tuple[str, str, Any]] = [
     ("--gpu-memory-utilization 0.5", "gpu_memory_utilization", 0.5),
     ("--api-key secret", "api_key", "secret"),
     ("--trust-remote-code", "trust_remote_code", True),
+    ("--load-format dummy", "load_format", "dummy"),
     ("--speculative-model small --num-speculative-tokens 4", "drafter", ["draft:model=small,num_draft_tokens=4"]),
     ("--speculative-model [ngram] --num-speculative-tokens 4 --ngram-prompt-lookup-max 3", "drafter", NGRAM),
     ('--speculative-config {"method":"ngram","prompt_lookup_max":3}', "drafter", ["ngram:max_match=3"]),
