@@ -154,6 +154,7 @@ class DeviceRunner(Runner):
         """Capture what most rounds will be: greedy ones of at most so many rows. Yields how many are done, and of how
         many; the rest is captured when it is first needed."""
         nodes = 0 if self.drafter is None or not self.drafter.on_device else self.drafter.max_nodes
+        self.table.flush()
         sizes = [] if self._capture is None else usual_sizes(self.table.num_slots, rows, nodes)
         for number, size in enumerate(sizes):
             yield number, len(sizes)
