@@ -14,14 +14,18 @@ def cuda_capture() -> Capture:
     pool = torch.cuda.graph_pool_handle()
 
     def capture(compute: Callable[[], Outcome]) -> tuple[Outcome, Callable[[], None]]:
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
+        now, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(now)
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(aside):
             compute()  # compiles what is new, and makes what is kept
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            outcome = compute()
+            aside.synchronize()
+            graph.capture_begin(pool=pool)  # torch.cuda.graph would collect garbage and empty caches each time
+            try:
+                outcome = compute()
+            finally:
+                graph.capture_end()
+        now.wait_stream(aside)
         return outcome, graph.replay
 
     return capture

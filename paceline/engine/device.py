@@ -94,6 +94,7 @@ class DeviceRunner(Runner):
         if key not in self._captured:
             asked = Asked(plan.slots[: plan.num_sampling], bool(plan.num_drafting), any(new), handed)
             self._captured[key] = self._remember(size, asked)
+            times.usual = False
         return self._replay(self._captured[key], plan, handed, new, times)
 
     def _hand(self, plan: Plan) -> Proposal | None:

@@ -175,9 +175,10 @@ class Engine:
             plan = Plan.of(planned, budget)
             if self.runner.listener is not None:
                 self.runner.note(self.runner.listener, plan)
-            round = self.runner.run(plan, times)
+            self._in_flight.append(self.runner.run(plan, times))
             plan.launch()
-            self._in_flight.append(round)
+            for round in self._in_flight if not times.usual else ():
+                round.times.usual = False  # it is read that much later
         elif not (self._in_flight or self.updates) and self.has_work:
             raise EngineError(self.scheduler.describe_stall())
         return bool(planned)
@@ -284,6 +285,7 @@ class Engine:
         context = sum(reaches_of(round.plan.work))
         proposed = sum([drafted.sizes[item.number] for item in told if item.number < round.plan.num_sampling])
         counts = proposed, sum([item.accepted for item in told]), sum([len(item.kept) for item in told])
-        nodes = round.plan.budget if all(work.count == 1 for work in round.plan.work) else None
+        usual = round.times.usual and all(work.count == 1 for work in round.plan.work)
+        nodes = round.plan.budget if usual else None
         self.stats.add(RoundRecord(len(round.batch.ids), len(round.plan.sequences), context, *counts, *seconds, nodes))
         return seconds

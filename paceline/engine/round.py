@@ -28,6 +28,7 @@ class Times:
     before_draft: float = 0.0
     drafted: float = 0.0
     read: float = 0.0
+    usual: bool = True  # nothing was compiled or captured meanwhile: the seconds say what such a round costs
 
     def spent(self, last_read: float) -> tuple[float, float, float]:
         """Seconds of drafting, verifying and the rest; a round that waited for another did not cost that."""

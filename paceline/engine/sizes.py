@@ -8,7 +8,7 @@ from paceline.models.frame import Size, shape_of
 FEW = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sequences that decode
 MIXED = (8, 32, 128, 256)  # and those beside prompt chunks
 ROWS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # with prompt chunks
-NODES = (0, 1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 48, 64)
+NODES = (0, 1, 2, 3, 5, 8, 16, 32, 64)
 
 
 def find_size(plan: Plan, max_nodes: int) -> Size | None:

@@ -25,7 +25,9 @@ class RoundRecord(NamedTuple):
     draft_seconds: float
     verify_seconds: float  # forward, pipeline and verdict
     rest_seconds: float  # scheduling, packing, committing, detokenising
-    nodes: int | None = None  # that each sequence might have; None: prompt chunks were computed too
+    nodes: int | None = (
+        None  # that each sequence might have; None: prompt chunks were computed, or a round captured, too
+    )
 
 
 @dataclass
