@@ -68,6 +68,10 @@ class Case:
         self.x = torch.randn(max(ROWS), given.depth, device=DEVICE, dtype=DTYPE)
         self.residual = torch.randn(max(ROWS), given.columns if given.name in ADDED else 1, device=DEVICE, dtype=DTYPE)
 
+    @property
+    def plain(self) -> Any:
+        return kernels.logits if self.given.name == "head" else kernels.matmul
+
     def fused(self, rows: int, weight: Tensor) -> Tensor:
         x = self.x[:rows]
         if self.given.name == "head":
@@ -83,9 +87,9 @@ class Case:
         head = self.given.name == "head"
         out = x.new_empty(1, 1, dtype=torch.float32 if head else DTYPE).expand(rows, plain.n)
         yield x, weight, out, kernels.Around(), find_tile(rows, plain, DTYPE)
-        tile = find_tile(rows, shape._replace(folded=shape.folded and rows <= kernels.FOLD_ROWS), DTYPE)
+        tile = find_tile(rows, shape.at(rows), DTYPE)
         around = self.around
-        if around.norm is not None and rows > kernels.FOLD_ROWS:
+        if around.norm is not None and not shape.at(rows).folded:
             around = replace(around, norm=None, factors=torch.empty(rows, device=DEVICE))
         if head:
             around = kernels.Around(bests=(torch.empty(16, device=DEVICE), torch.empty(16, device=DEVICE).int()))
@@ -96,9 +100,9 @@ class Case:
     def measure(self, rows: int) -> dict[str, Any]:
         x, weight = self.x[:rows], self.weights[0]
         head = self.given.name == "head"
-        ours = kernels.logits if head else kernels.matmul
+        ours = self.plain
         theirs = (lambda x, w: F.linear(x, w).float()) if head else F.linear
-        same = torch.equal(kernels.matmul(x, weight), F.linear(x, weight))
+        same = torch.equal(ours(x, weight).to(DTYPE), F.linear(x, weight))
         times = {
             "ours_ms": tuning.measure([lambda w=w: ours(x, w) for w in self.weights]),
             "torch_ms": tuning.measure([lambda w=w: theirs(x, w) for w in self.weights]),
@@ -109,13 +113,13 @@ class Case:
         return {
             "rows": rows, **times, "ratio": times["ours_ms"] / times["torch_ms"],
             "gb_per_s": read / times["ours_ms"] / 1e6, "tflops": work / times["ours_ms"] / 1e9, "as_torch": same,
-            "tile": asdict(find_tile(rows, self.shape._replace(folded=self.shape.folded and rows <= 16), DTYPE)),
+            "tile": asdict(find_tile(rows, self.shape.at(rows), DTYPE)),
         }  # fmt: skip
 
     def keeps_bits(self) -> bool:
         """Whether the rows that two counts share are the same, product and fused."""
         weight, most = self.weights[0], max(COUNTS) if self.given.name != "head" else 128
-        for make in (lambda count: kernels.matmul(self.x[:count], weight), lambda count: self.fused(count, weight)):
+        for make in (lambda count: self.plain(self.x[:count], weight), lambda count: self.fused(count, weight)):
             whole = make(most)
             if not all(torch.equal(make(count), whole[:count]) for count in COUNTS if count < most):
                 return False

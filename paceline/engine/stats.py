@@ -26,7 +26,7 @@ class RoundRecord(NamedTuple):
     verify_seconds: float  # forward, pipeline and verdict
     rest_seconds: float  # scheduling, packing, committing, detokenising
     nodes: int | None = (
-        None  # that each sequence might have; None: prompt chunks were computed, or a round captured, too
+        None  # that each sequence might have; None: not a usual round of decoding alone
     )
 
 

@@ -15,10 +15,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paceline.kernels.ops import ACTIVATIONS
 from paceline.kernels.triton import product
-from paceline.kernels.triton.device import INTERPRETED, PDL, launching
+from paceline.kernels.triton.device import BOXES, INTERPRETED, PDL, launching
 from paceline.kernels.triton.tiles import Shape, Tile, find_tile
-
-FOLD_ROWS = 0  # beyond so many rows a norm is made once, by a kernel of its own: the same bits, and always faster
 
 
 @dataclass(frozen=True)
@@ -99,8 +97,8 @@ class Around:
 
 
 def shape_of(x: Tensor, weight: Tensor, gate: bool, norm: Norm | None) -> Shape:
-    folded = norm is not None and x.shape[0] <= FOLD_ROWS
-    return Shape(weight.shape[0] // 2 if gate else weight.shape[0], weight.shape[1], gate, folded)
+    width = weight.shape[0] // 2 if gate else weight.shape[0]
+    return Shape(width, weight.shape[1], gate, norm is not None).at(x.shape[0])
 
 
 def launch(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile | None = None) -> None:
@@ -112,8 +110,9 @@ def launch(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile | 
         )
     if not x.shape[0]:
         return
-    tile = tile or find_tile(x.shape[0], shape_of(x, weight, around.gate is not None, around.norm), x.dtype)
-    if around.norm is not None and x.shape[0] > FOLD_ROWS:
+    shape = shape_of(x, weight, around.gate is not None, around.norm)
+    tile = tile or find_tile(x.shape[0], shape, x.dtype)
+    if around.norm is not None and not shape.folded:
         x, factors = fold(x, around.norm)
         around = replace(around, norm=None, factors=factors)
     kernel, grid, given, options = arguments(x, weight, out, around, tile)
@@ -147,4 +146,4 @@ def arguments(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile
 def _has_boxes(matrix: Tensor) -> bool:
     """Whether its rows begin where the device can copy boxes of them."""
     size = matrix.element_size()
-    return size == 2 and matrix.stride(0) * size % 16 == 0 and matrix.data_ptr() % 16 == 0
+    return BOXES and size == 2 and matrix.stride(0) * size % 16 == 0 and matrix.data_ptr() % 16 == 0

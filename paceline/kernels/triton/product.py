@@ -37,7 +37,7 @@ def place(T, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexp
 @triton.jit
 def prefetch_rows(w, row_numbers, stride, K, LINES: tl.constexpr):
     """The first lines of some of the weight's rows: no kernel writes them."""
-    at = tl.arange(0, LINES) * 64
+    at = tl.arange(0, LINES) * 64  # values of 16 bits in a line
     prefetch(w + row_numbers[:, None] * stride + tl.minimum(at, K - 1)[None, :])
 
 
@@ -111,6 +111,7 @@ def product(
     PDL: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
+    tl.static_assert(NORM != 1 or BLOCK_K == 128)  # squares are summed in so many lanes
     tile_row, tile_col = place(T, N, BLOCK_M, BLOCK_N, GROUP)
     rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
     lanes = tl.arange(0, BLOCK_K)

@@ -13,6 +13,8 @@ import torch
 from paceline.kernels.triton.arithmetic import LANES
 
 PROGRAMS = 128  # that fill a device
+FOLD_ROWS, FOLD_ROWS_OF_SMALL = 16, 256
+FOLD_WEIGHTS = 4 * 2**20  # of a small weight
 ROOM = 96 * 1024  # bytes of shared memory: two programs to a processor
 
 
@@ -27,6 +29,14 @@ class Shape(NamedTuple):
     @property
     def halves(self) -> int:
         return 2 if self.gate else 1
+
+    def at(self, rows: int) -> Shape:
+        """The same with so many rows: a norm that many programs would make again is made once, by a kernel of its own.
+
+        That is so beyond a few rows, and later for small weights, whose programs are small too. The bits are the same.
+        """
+        small = self.n * self.halves * self.k <= FOLD_WEIGHTS
+        return self._replace(folded=self.folded and rows <= (FOLD_ROWS_OF_SMALL if small else FOLD_ROWS))
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ def areas(rows: int, shape: Shape) -> list[tuple[int, int]]:
         (m, n)
         for m in (16, 32, 64, 128)
         for n in (8, 16, 32, 64, 128, 256)
-        if m <= max(rows, 16) and n * shape.halves <= widest[m] and (n > 8 or m <= 32)
+        if m <= max(rows, 16) and n * shape.halves <= widest[m] and (n > 8 or m <= 32) and (m <= 32 or not shape.folded)
     ]
 
 

@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 from triton.runtime._async_compile import AsyncCompileMode
 
-from paceline.kernels.triton.matmul import FOLD_ROWS, Around, Norm, arguments, launch
+from paceline.kernels.triton.matmul import Around, Norm, arguments, launch
 from paceline.kernels.triton.tiles import Shape, Tile, areas, bytes_of, choose, count_programs, depth_of, measured
 
 FORMAT = 1
@@ -34,7 +34,7 @@ def tune(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dty
     """Measure tiles for products of these shapes; rows: buckets as `tiles.bucket` names them."""
     for given in shapes:
         for count in rows:
-            shape = given._replace(folded=given.folded and count <= FOLD_ROWS)
+            shape = given.at(count)
             if (count, shape, dtype) not in measured:
                 measured[count, shape, dtype] = _fastest(shape, count, device, dtype)
 
@@ -69,7 +69,7 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
                 stages = min(8, room * 1024 // bytes_of(m, n, k, shape))
                 if stages >= 3:
                     found[Tile(m, n, k, 4, stages, ahead=rule.ahead)] = None
-    if rows > 64:
+    if rows > 64 and not shape.folded:
         for m, n, k, warps, stages in (
             (64, 128, 64, 4, 4), (64, 256, 64, 4, 4), (128, 64, 64, 4, 4), (128, 64, 128, 8, 4), (128, 128, 64, 4, 4),
             (128, 128, 64, 8, 4), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 64, 64, 8, 4), (256, 128, 64, 8, 4),
