@@ -78,6 +78,15 @@ def test_a_row_sees_nothing_before_its_first_position(attention: Any, device: to
     looked(attention, layout, ONE, splits=2)
 
 
+def test_a_row_whose_first_position_lies_behind_its_last_gets_zeros(attention: Any, device: torch.device) -> None:
+    layout = lay(MIXED[:2], device)
+    q, cache = fill(layout, ONE, torch.float32, exact=False)
+    layout.first = layout.positions + 40
+    for splits in (1, 3):
+        found = attention.attend(q, cache, layout, tiles(attention, layout, 7, splits), attention.Look(ONE, 0.25))
+        assert (found == 0).all()
+
+
 def test_rows_with_an_end_of_their_own_see_one_another(attention: Any, device: torch.device) -> None:
     layout = lay(MIXED, device)
     layout.until = torch.tensor([span.reach for span in layout.spans for _ in range(span.num_rows)], device=device)
@@ -90,7 +99,8 @@ def test_a_row_that_sees_nothing_gets_zeros_and_others_what_is_below_their_bound
 ) -> None:
     layout, heads = lay(TREES, device), ONE
     q, cache = fill(layout, heads, torch.float32, exact=False)
-    last = layout.positions - 15
+    last = layout.positions - 16
+    last[-1], last[1] = -300, 52
     look = attention.Look(heads, 0.25)
     layout.first = layout.positions.clone()  # hidden from the rows themselves, not from those who look across
     for splits in (1, 4):
