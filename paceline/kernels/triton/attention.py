@@ -49,27 +49,53 @@ class Tiles:
     chunks: int  # no row's positions go further than so many chunks: the size of what the programs leave one another
 
 
+class FixedTiles:
+    """Tiles of fixed number for a graph: of short spans (at most `rows` rows a tile) and of long ones (prompt chunks).
+
+    They have nothing to do until `send`, and their chunks are not shared until `splits` says so; see `splits_of`.
+    """
+
+    def __init__(self, short: int, long: int, rows: int, reach: int, device: torch.device) -> None:
+        self._numbers = torch.zeros(2, short + long, dtype=torch.int64, device=device)
+        first, count = self._numbers
+        self.short = Tiles(first[:short], count[:short], rows, 1, chunks_of(reach))
+        self.long = Tiles(first[short:], count[short:], LONG, 1, chunks_of(reach))
+
+    def send(self, spans: Sequence[Span]) -> None:
+        """Be the tiles of the host's spans; whatever is left over has nothing to do."""
+        cuts = []
+        for tiles, cut in zip((self.short, self.long), _cut(spans, self.short.rows)):
+            room = len(tiles.first)
+            if len(cut) > room:
+                raise ValueError(f"{len(spans)} spans need {len(cut)} tiles of {tiles.rows} rows; there are {room}")
+            cuts += cut + [(0, 0)] * (room - len(cut))
+        numbers = torch.tensor(cuts, dtype=torch.int64).view(-1, 2).t().contiguous()
+        if self._numbers.is_cuda:
+            numbers = numbers.pin_memory()
+        self._numbers.copy_(numbers, non_blocking=True)
+
+
 def tiles_of(spans: Sequence[Span], device: torch.device, kv_heads: int) -> list[Tiles]:
-    """The host's spans as tiles, sent at once: short spans as they are, long ones (prompt chunks) cut."""
-    short = [(span.row, span.num_rows) for span in spans if 0 < span.num_rows < LONG]
-    long = [
-        (span.row + cut, min(LONG, span.num_rows - cut))
-        for span in spans
-        if span.num_rows >= LONG
-        for cut in reversed(range(0, span.num_rows, LONG))  # those who see most begin first
-    ]
-    pairs = torch.tensor([*short, *long], dtype=torch.int64).view(-1, 2).t().contiguous()
-    if device.type == "cuda":
-        pairs = pairs.pin_memory()
-    first, count = pairs.to(device, non_blocking=True)
-    chunks = chunks_of(max((span.reach for span in spans), default=0))
-    made = []
-    for at, end, part in ((0, len(short), short), (len(short), len(short) + len(long), long)):
-        if part:
-            rows = max(rows for _, rows in part)
-            splits = splits_of(len(part), kv_heads, chunks)
-            made.append(Tiles(first[at:end], count[at:end], rows, splits, chunks))
+    """The host's spans as tiles, sent at once: short spans as they are, long ones cut."""
+    rows = max((span.num_rows for span in spans if 0 < span.num_rows < LONG), default=1)
+    short, long = _cut(spans, rows)
+    fixed = FixedTiles(len(short), len(long), rows, max((span.reach for span in spans), default=0), device)
+    fixed.send(spans)
+    made = [tiles for tiles in (fixed.short, fixed.long) if len(tiles.first)]
+    for tiles in made:
+        tiles.splits = splits_of(len(tiles.first), kv_heads, tiles.chunks)
     return made
+
+
+def _cut(spans: Sequence[Span], rows: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """First row and rows of every tile, of short spans and of long ones, whose last rows see most and so come first."""
+    short, long = [], []
+    for row, num_rows, _ in spans:
+        if num_rows < LONG:
+            short += [(row + at, min(rows, num_rows - at)) for at in range(0, num_rows, rows)]
+        else:
+            long += [(row + at, min(LONG, num_rows - at)) for at in reversed(range(0, num_rows, LONG))]
+    return short, long
 
 
 def chunks_of(reach: int) -> int:

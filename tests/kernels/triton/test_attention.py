@@ -230,6 +230,21 @@ def test_spans_become_tiles_and_long_ones_are_cut(device: torch.device) -> None:
     assert tiles_of([], device, 8) == []
 
 
+def test_a_graphs_tiles_take_other_spans_and_refuse_more_than_they_have_room_for(device: torch.device) -> None:
+    from paceline.kernels.ops import Span
+    from paceline.kernels.triton.attention import FixedTiles
+
+    fixed = FixedTiles(3, 2, rows=4, reach=1000, device=device)
+    fixed.send([Span(0, 6, 60), Span(6, 150, 900)])
+    first, count = fixed.short.first, fixed.long.count
+    assert (first.tolist(), fixed.short.count.tolist()) == ([0, 4, 0], [4, 2, 0])
+    assert (fixed.long.first.tolist(), count.tolist(), fixed.long.chunks) == ([134, 6], [22, 128], 4)
+    fixed.send([Span(2, 1, 10)])  # the same tensors, which a graph reads
+    assert first.tolist() == [2, 0, 0] and count.tolist() == [0, 0]
+    with pytest.raises(ValueError, match="1 spans need 4 tiles of 4 rows; there are 3"):
+        fixed.send([Span(0, 13, 20)])
+
+
 def test_queries_of_another_width_are_refused_in_one_sentence(attention: Any, device: torch.device) -> None:
     layout = lay(MIXED, device)
     q, cache = fill(layout, Heads(4, 2, 16), torch.float32, exact=False)
