@@ -3,7 +3,7 @@
     python bench/gpu_attention.py [--output bench/results/gpu_attention.json] [--sweep]
 
 Times are of 20 layers in a CUDA graph, each with a cache of its own (as far as 4 GB go), divided by 20. --sweep: the
-same for other sizes of blocks and chunks, which are constants of the arithmetic.
+same for other sizes of blocks and chunks, which are constants of the arithmetic, and of a prompt's programs.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def run(output: Path, *others: str) -> None:
 
 
 def sweep() -> dict[str, Any]:
-    """The cases that blocks and chunks matter to, for other sizes of them."""
+    """The cases that blocks, chunks and programs matter to, for other sizes of them."""
     usual, found = (attention.BLOCK, attention.CHUNK), {}
     chosen = (
         "decode, 1 x 600",
@@ -235,6 +235,12 @@ def sweep() -> dict[str, Any]:
                 figures = found[f"{block}/{chunk} {name} {case}"] = measure(heads, CASES[case])
                 show(f"{block}/{chunk}", f"{name} {case}", figures)
     attention.BLOCK, attention.CHUNK = usual
+    attention.MOST_PAIRS = 64
+    for name, heads in SHAPES.items():
+        for case in ("prefill, 512 rows", "prefill, 2048 rows"):
+            figures = found[f"64 pairs {name} {case}"] = measure(heads, CASES[case])
+            show("64 pairs", f"{name} {case}", figures)
+    attention.MOST_PAIRS = 128
     return found
 
 

@@ -22,6 +22,7 @@ mend()
 BLOCK, CHUNK = 64, 256
 
 PROGRAMS = 264  # two for each multiprocessor of an H200: fewer leave it idle
+MOST_PAIRS = 128  # (row, head) pairs of a program, where the registers hold so many
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
 AHEAD = 4  # chunks whose partial results are read at once
@@ -224,5 +225,5 @@ def _config(tiles: Tiles, shape: dict[str, Any], tree: bool, wide_dtype: bool) -
     # A tree's rows are looked at one after another, so a program has few; long tiles are a prompt's, without nodes.
     # What a wide head comes to fills the registers, and float32 is multiplied without tensor cores.
     few = wide > 256 or wide_dtype or (tree and tiles.rows < LONG)
-    m = min(16 if few else 64 if wide > 128 else 128, _padded(tiles.rows * shape["GROUP"]))
+    m = min(16 if few else 64 if wide > 128 else MOST_PAIRS, _padded(tiles.rows * shape["GROUP"]))
     return m, launching(8 if m == 128 or wide > 128 else 4, 2 if m == 128 or wide > 128 else 3)
