@@ -3,7 +3,7 @@
     python bench/gpu_attention.py [--output bench/results/gpu_attention.json] [--sweep]
 
 Times are of 20 layers in a CUDA graph, each with a cache of its own (as far as 4 GB go), divided by 20. --sweep: the
-same for other sizes of blocks and chunks, which are constants of the arithmetic.
+same for other sizes of blocks and chunks, which are constants of the arithmetic, and of a prompt's programs.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ RESULTS = Path(__file__).parent / "results" / "gpu_attention.json"
 PAGE, LAYERS, MOST_BYTES = 16, 20, 4e9
 BANDWIDTH = 4.2e12  # bytes a second, as an H200 reads
 SHAPES = {"Llama-8B": Heads(32, 8, 128), "SmolLM2": Heads(9, 3, 64)}
+LATENT = Heads(128, 1, 576, 512)  # DeepSeek-V3: one cached row for all heads
 TREE = (-1, -1, -1, -1, 0, 0, 0, 1, 1, 2, 4, 4, 5, 7, 7, 8, 10, 10, 11, 13, 16, 16, 17, 19, 20, 20, 22, 24, 24, 26, 27)
 SWEEP = ((64, 128), (64, 256), (64, 512), (128, 256), (128, 512), (32, 128))
 
@@ -88,9 +89,13 @@ def lay(sequences: Sequence[Rows]) -> Layout:
 
 
 def make_caches(layout: Layout, heads: Heads, count: int) -> list[LayerCache]:
+    """Keys and values; one part for both where the layer is a latent one."""
     shape = heads.num_kv_heads, (int(layout.page_table.max()) + 1) * PAGE, heads.head_dim
-    made = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(0, 1) for _ in range(2 * count)]
-    return list(zip(made[::2], made[1::2]))
+    parts = range(2 if heads.value_dim is None else 1)
+    return [
+        tuple(torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(0, 1) for _ in parts)
+        for _ in range(count)
+    ]
 
 
 def timed(launch: Callable[[int], object]) -> float:
@@ -114,8 +119,8 @@ def timed(launch: Callable[[int], object]) -> float:
 
 def measure(heads: Heads, sequences: list[Rows]) -> dict[str, Any]:
     layout, look = lay(sequences), Look(heads, heads.head_dim**-0.5)
-    position_bytes = heads.num_kv_heads * heads.head_dim * 4
-    num_bytes = sum(rows.reach for rows in sequences) * position_bytes
+    values = heads.num_kv_heads * heads.head_dim * (2 if heads.value_dim is None else 1)  # a position
+    num_bytes = sum(rows.reach for rows in sequences) * values * 2
     caches = make_caches(layout, heads, int(max(1, min(LAYERS, MOST_BYTES // num_bytes))))
     q = torch.randn(len(layout.slots), heads.num_heads * heads.head_dim, device="cuda", dtype=torch.bfloat16)
     tiles = tiles_of(layout.spans, q.device, heads.num_kv_heads)
@@ -203,6 +208,9 @@ def run(output: Path, *others: str) -> None:
         times[name] = {case: measure(heads, sequences) for case, sequences in CASES.items()}
         for case, figures in times[name].items():
             show(name, case, figures)
+    times["latent"] = {case: measure(LATENT, CASES[case]) for case in CASES if case.startswith(("decode", "verify"))}
+    for case, figures in times["latent"].items():
+        show("latent", case, figures)
     data = {"kind": "gpu_attention", **machine.record(), "checks": checks, "times": times}
     if "--sweep" in others:
         data["sweep"] = sweep()
@@ -211,7 +219,7 @@ def run(output: Path, *others: str) -> None:
 
 
 def sweep() -> dict[str, Any]:
-    """The cases that blocks and chunks matter to, for other sizes of them."""
+    """The cases that blocks, chunks and programs matter to, for other sizes of them."""
     usual, found = (attention.BLOCK, attention.CHUNK), {}
     chosen = (
         "decode, 1 x 600",
@@ -227,6 +235,12 @@ def sweep() -> dict[str, Any]:
                 figures = found[f"{block}/{chunk} {name} {case}"] = measure(heads, CASES[case])
                 show(f"{block}/{chunk}", f"{name} {case}", figures)
     attention.BLOCK, attention.CHUNK = usual
+    attention.MOST_PAIRS = 64
+    for name, heads in SHAPES.items():
+        for case in ("prefill, 512 rows", "prefill, 2048 rows"):
+            figures = found[f"64 pairs {name} {case}"] = measure(heads, CASES[case])
+            show("64 pairs", f"{name} {case}", figures)
+    attention.MOST_PAIRS = 128
     return found
 
 

@@ -22,6 +22,7 @@ mend()
 BLOCK, CHUNK = 64, 256
 
 PROGRAMS = 264  # two for each multiprocessor of an H200: fewer leave it idle
+MOST_PAIRS = 128  # (row, head) pairs of a program, where the registers hold so many
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
 AHEAD = 4  # chunks whose partial results are read at once
@@ -49,27 +50,53 @@ class Tiles:
     chunks: int  # no row's positions go further than so many chunks: the size of what the programs leave one another
 
 
+class FixedTiles:
+    """Tiles of fixed number for a graph: of short spans (at most `rows` rows a tile) and of long ones (prompt chunks).
+
+    They have nothing to do until `send`, and their chunks are not shared until `splits` says so; see `splits_of`.
+    """
+
+    def __init__(self, short: int, long: int, rows: int, reach: int, device: torch.device) -> None:
+        self._numbers = torch.zeros(2, short + long, dtype=torch.int64, device=device)
+        first, count = self._numbers
+        self.short = Tiles(first[:short], count[:short], rows, 1, chunks_of(reach))
+        self.long = Tiles(first[short:], count[short:], LONG, 1, chunks_of(reach))
+
+    def send(self, spans: Sequence[Span]) -> None:
+        """Be the tiles of the host's spans; whatever is left over has nothing to do."""
+        cuts = []
+        for tiles, cut in zip((self.short, self.long), _cut(spans, self.short.rows)):
+            room = len(tiles.first)
+            if len(cut) > room:
+                raise ValueError(f"{len(spans)} spans need {len(cut)} tiles of {tiles.rows} rows; there are {room}")
+            cuts += cut + [(0, 0)] * (room - len(cut))
+        numbers = torch.tensor(cuts, dtype=torch.int64).view(-1, 2).t().contiguous()
+        if self._numbers.is_cuda:
+            numbers = numbers.pin_memory()
+        self._numbers.copy_(numbers, non_blocking=True)
+
+
 def tiles_of(spans: Sequence[Span], device: torch.device, kv_heads: int) -> list[Tiles]:
-    """The host's spans as tiles, sent at once: short spans as they are, long ones (prompt chunks) cut."""
-    short = [(span.row, span.num_rows) for span in spans if 0 < span.num_rows < LONG]
-    long = [
-        (span.row + cut, min(LONG, span.num_rows - cut))
-        for span in spans
-        if span.num_rows >= LONG
-        for cut in reversed(range(0, span.num_rows, LONG))  # those who see most begin first
-    ]
-    pairs = torch.tensor([*short, *long], dtype=torch.int64).view(-1, 2).t().contiguous()
-    if device.type == "cuda":
-        pairs = pairs.pin_memory()
-    first, count = pairs.to(device, non_blocking=True)
-    chunks = chunks_of(max((span.reach for span in spans), default=0))
-    made = []
-    for at, end, part in ((0, len(short), short), (len(short), len(short) + len(long), long)):
-        if part:
-            rows = max(rows for _, rows in part)
-            splits = splits_of(len(part), kv_heads, chunks)
-            made.append(Tiles(first[at:end], count[at:end], rows, splits, chunks))
+    """The host's spans as tiles, sent at once: short spans as they are, long ones cut."""
+    rows = max((span.num_rows for span in spans if 0 < span.num_rows < LONG), default=1)
+    short, long = _cut(spans, rows)
+    fixed = FixedTiles(len(short), len(long), rows, max((span.reach for span in spans), default=0), device)
+    fixed.send(spans)
+    made = [tiles for tiles in (fixed.short, fixed.long) if len(tiles.first)]
+    for tiles in made:
+        tiles.splits = splits_of(len(tiles.first), kv_heads, tiles.chunks)
     return made
+
+
+def _cut(spans: Sequence[Span], rows: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """First row and rows of every tile, of short spans and of long ones, whose last rows see most and so come first."""
+    short, long = [], []
+    for row, num_rows, _ in spans:
+        if num_rows < LONG:
+            short += [(row + at, min(rows, num_rows - at)) for at in range(0, num_rows, rows)]
+        else:
+            long += [(row + at, min(LONG, num_rows - at)) for at in reversed(range(0, num_rows, LONG))]
+    return short, long
 
 
 def chunks_of(reach: int) -> int:
@@ -198,5 +225,5 @@ def _config(tiles: Tiles, shape: dict[str, Any], tree: bool, wide_dtype: bool) -
     # A tree's rows are looked at one after another, so a program has few; long tiles are a prompt's, without nodes.
     # What a wide head comes to fills the registers, and float32 is multiplied without tensor cores.
     few = wide > 256 or wide_dtype or (tree and tiles.rows < LONG)
-    m = min(16 if few else 64 if wide > 128 else 128, _padded(tiles.rows * shape["GROUP"]))
+    m = min(16 if few else 64 if wide > 128 else MOST_PAIRS, _padded(tiles.rows * shape["GROUP"]))
     return m, launching(8 if m == 128 or wide > 128 else 4, 2 if m == 128 or wide > 128 else 3)

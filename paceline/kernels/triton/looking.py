@@ -180,9 +180,10 @@ def look(
     t = first + row
     of = head * GROUP + pair % GROUP  # the query head
     lowest, last = bounds(ends, firsts, t, ok, END, FIRST, WINDOW)
-    lo, hi = tl.min(tl.where(ok, lowest, NOWHERE)), tl.max(last)
+    hi = tl.maximum(tl.max(last), -1)
+    lo = tl.minimum(tl.min(tl.where(ok, lowest, NOWHERE)), tl.maximum(hi, 0))  # of a tile that sees nothing too
     inner_lo, inner_hi = tl.max(tl.where(ok, lowest, 0)), tl.min(tl.where(ok, last, NOWHERE))
-    end = hi // BLOCK + 1  # of the blocks that some row sees
+    end = (hi + BLOCK) // BLOCK  # of the blocks that some row sees
     shared = end  # of the blocks whose keys lie at the same places for all rows
     if TREE:
         base = tl.load(bases + t, mask=ok, other=NOWHERE).to(tl.int32)
@@ -282,7 +283,7 @@ def look(
         arrival = arrivals + tl.program_id(0) * tl.num_programs(1) + head
         if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == splits - 1:
             tl.store(arrival, 0)
-            gather(out_at, partial, stats, at, lo // CHUNK, hi // CHUNK + 1, chunks, ok, M, WIDE, WIDE_PAD, AHEAD)
+            gather(out_at, partial, stats, at, lo // CHUNK, (hi + CHUNK) // CHUNK, chunks, ok, M, WIDE, WIDE_PAD, AHEAD)
     else:
         seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
         write(out_at, at, ok, seen_total, seen, WIDE)

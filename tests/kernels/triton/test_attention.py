@@ -78,6 +78,15 @@ def test_a_row_sees_nothing_before_its_first_position(attention: Any, device: to
     looked(attention, layout, ONE, splits=2)
 
 
+def test_a_row_whose_first_position_lies_behind_its_last_gets_zeros(attention: Any, device: torch.device) -> None:
+    layout = lay(MIXED[:2], device)
+    q, cache = fill(layout, ONE, torch.float32, exact=False)
+    layout.first = layout.positions + 40
+    for splits in (1, 3):
+        found = attention.attend(q, cache, layout, tiles(attention, layout, 7, splits), attention.Look(ONE, 0.25))
+        assert (found == 0).all()
+
+
 def test_rows_with_an_end_of_their_own_see_one_another(attention: Any, device: torch.device) -> None:
     layout = lay(MIXED, device)
     layout.until = torch.tensor([span.reach for span in layout.spans for _ in range(span.num_rows)], device=device)
@@ -90,7 +99,8 @@ def test_a_row_that_sees_nothing_gets_zeros_and_others_what_is_below_their_bound
 ) -> None:
     layout, heads = lay(TREES, device), ONE
     q, cache = fill(layout, heads, torch.float32, exact=False)
-    last = layout.positions - 15
+    last = layout.positions - 16
+    last[-1], last[1] = -300, 52
     look = attention.Look(heads, 0.25)
     layout.first = layout.positions.clone()  # hidden from the rows themselves, not from those who look across
     for splits in (1, 4):
@@ -218,6 +228,21 @@ def test_spans_become_tiles_and_long_ones_are_cut(device: torch.device) -> None:
     assert short.chunks == long.chunks == 8
     assert short.splits == 8 and tiles_of([Span(0, 1, 70)] * 64, device, 8)[0].splits == 1
     assert tiles_of([], device, 8) == []
+
+
+def test_a_graphs_tiles_take_other_spans_and_refuse_more_than_they_have_room_for(device: torch.device) -> None:
+    from paceline.kernels.ops import Span
+    from paceline.kernels.triton.attention import FixedTiles
+
+    fixed = FixedTiles(3, 2, rows=4, reach=1000, device=device)
+    fixed.send([Span(0, 6, 60), Span(6, 150, 900)])
+    first, count = fixed.short.first, fixed.long.count
+    assert (first.tolist(), fixed.short.count.tolist()) == ([0, 4, 0], [4, 2, 0])
+    assert (fixed.long.first.tolist(), count.tolist(), fixed.long.chunks) == ([134, 6], [22, 128], 4)
+    fixed.send([Span(2, 1, 10)])  # the same tensors, which a graph reads
+    assert first.tolist() == [2, 0, 0] and count.tolist() == [0, 0]
+    with pytest.raises(ValueError, match="1 spans need 4 tiles of 4 rows; there are 3"):
+        fixed.send([Span(0, 13, 20)])
 
 
 def test_queries_of_another_width_are_refused_in_one_sentence(attention: Any, device: torch.device) -> None:
