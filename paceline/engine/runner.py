@@ -118,7 +118,8 @@ class Runner:
     ) -> Verdict | Followed:
         assert out.logits is not None
         if self.table.rounds is not None and self._follows(slots):
-            return follow_there(proposal, out.logits[: len(batch.places.sampled)], batch, self.state, slots)
+            best = None if self.state.any_sampled(slots) else out.best
+            return follow_there(proposal, out.logits[: len(batch.places.sampled)], batch, self.state, best)
         history = histories(proposal, paths, batch, slots)
         if out.best is not None and not self.table.apart and self._follows(slots):
             picking = self.state.picking(history.slots, history.positions + 1)

@@ -120,17 +120,20 @@ def verify(judged: Judged, rule: Rule) -> Verdict:
     return judge(judged, choices[judged.index])
 
 
-def follow_there(proposal: Proposal, logits: Tensor, batch: Batch, state: SamplerState, slots: list[int]) -> Verdict:
+def follow_there(
+    proposal: Proposal, logits: Tensor, batch: Batch, state: SamplerState, best: Tensor | None = None
+) -> Verdict:
     """`follow` where the tables are, by kernels that are there: the verdict on raw logits [R, V] where temperature and
-    noise at most come between them and the tokens, and the rule takes just those. It is committed, too."""
+    noise at most come between them and the tokens, and the rule takes just those. It is committed, too.
+
+    best [R]: the likeliest of each, if they are known and nobody samples.
+    """
     table, layout, places = state.table, batch.layout, batch.places
     assert table.rounds is not None
-    if state.any_sampled(slots):
+    if best is None:
         keyed = state.keyed()._replace(rows=places.sampled)
-        choices = table.rounds.sample(logits, layout.slots, layout.positions, keyed)
-    else:
-        choices = table.rounds.best(logits)
-    return _walk_at_once(table, proposal, places.index, choices, batch.slots)
+        best = table.rounds.sample(logits, layout.slots, layout.positions, keyed)
+    return _walk_at_once(table, proposal, places.index, best, batch.slots)
 
 
 def follow(proposal: Proposal, sizes: list[int], likeliest: list[int]) -> Followed:
