@@ -93,6 +93,9 @@ class ChainReader(TokenReader):
 
     def _count_true(self, context: Context) -> None:
         """Drafts it fed itself count as read as far as they came true; the newest token is fed again in any case."""
+        if (rounds := context.table.rounds) is not None:
+            rounds.count_true(context.slots, self.read, self._fed, self._num_fed, context.table.tables)
+            return
         slots, read = context.slots, self.read[context.slots]
         place = torch.arange(self.depth, device=read.device)
         position = read[:, None] + place

@@ -175,3 +175,8 @@ class Rounds(Protocol):
     def look_up(self, slots: Tensor, budgets: Tensor, lookup: Lookup, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
         """Chains copied from where the last tokens of slots [B] stood before: tokens, parents [B, N], sizes [B]."""
         ...
+
+    def count_true(self, slots: Tensor, read: Tensor, fed: Tensor, num_fed: Tensor, tables: Tables) -> None:
+        """Move read [S+1] of slots [B] behind those of its own drafts, num_fed [S+1] of fed [S+1, D], that came true
+        and are not the newest token; none is left to be counted."""
+        ...

@@ -170,6 +170,35 @@ def _budget(
     )
 
 
+@triton.jit(
+    do_not_specialize=["depth", "fed_row", "table_row", "count_stride", "longest"],
+    do_not_specialize_on_alignment=["slots", "read", "fed", "num_fed", "table", "lengths"],
+)
+def _true_kernel(
+    slots, read, fed, num_fed, table, lengths, depth, fed_row, table_row, count_stride, longest, DEPTH: tl.constexpr
+):
+    slot = tl.load(slots + tl.program_id(0))
+    start, place = tl.load(read + slot), tl.arange(0, DEPTH)
+    at = start + place
+    inside = (place < tl.minimum(tl.load(num_fed + slot), depth)) & (at < tl.load(lengths + slot * count_stride) - 1)
+    said = tl.load(table + slot * table_row + tl.minimum(at, longest), inside, -1)
+    same = inside & (said == tl.load(fed + slot * fed_row + place, inside, -2))
+    tl.store(read + slot, start + tl.min(tl.where(same, DEPTH, place), 0))
+    tl.store(num_fed + slot, tl.zeros_like(start))
+
+
+def count_true(slots: Tensor, read: Tensor, fed: Tensor, num_fed: Tensor, tables: Tables) -> None:
+    """Move read [S+1] of slots [B] behind those of its own drafts, num_fed [S+1] of fed [S+1, D], that came true and
+    are not the newest token; none is left to be counted."""
+    depth = fed.shape[1]
+    numbers = (depth, fed.stride(0), tables.tokens.stride(0), tables.lengths.stride(0), tables.max_length)
+    _true_kernel[(len(slots),)](
+        *(slots, read, fed, num_fed, tables.tokens, tables.lengths, *numbers),
+        DEPTH=triton.next_power_of_2(depth + 1),
+        num_warps=1,  # so that nobody reads what another has written
+    )
+
+
 @triton.jit
 def _above(parents, node):
     """A node's parent; negative behind the root, and for padding."""

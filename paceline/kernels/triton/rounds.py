@@ -17,3 +17,4 @@ class TritonRounds:
     cut = staticmethod(drafting.cut)
     paths = staticmethod(drafting.paths)
     look_up = staticmethod(drafting.look_up)
+    count_true = staticmethod(drafting.count_true)

@@ -101,3 +101,23 @@ def test_paths_are_those_of_tensor_operations(nodes: int, device: torch.device) 
         one = Proposal(parents.to(device), parents.to(device), parents[:, 0], chain=False, max_depth=most)
         expected, found = one.paths(), one.paths(TritonRounds())
         assert expected is not None and found is not None and found.equal(expected)
+
+
+def test_drafts_that_came_true_are_counted_as_by_tensor_operations(device: torch.device) -> None:
+    from paceline.drafters.chain import ChainReader
+    from paceline.kernels.triton.rounds import TritonRounds
+
+    state = filled(device, 3)
+    table, tokens, depth = state.table, state.table.tokens.tensor, 5
+    read = torch.tensor([0, 1, 3, 38, 50, 20, 0], device=device)
+    fed = torch.stack([tokens[slot, at : at + depth] for slot, at in enumerate(read.tolist())])
+    fed[4, 3] += 1  # said otherwise
+    num_fed = torch.tensor([5, 5, 2, 5, 5, 0, 0], device=device)
+    found = []
+    for rounds in (None, TritonRounds()):
+        table.rounds = rounds
+        drafter: Any = object.__new__(ChainReader)
+        drafter.depth, drafter.read, drafter._fed, drafter._num_fed = depth, read.clone(), fed, num_fed.clone()
+        drafter._count_true(context(state, [4] * 6))
+        found.append((drafter.read.tolist(), drafter._num_fed.tolist()))
+    assert found[0] == found[1] and found[0][0] == [0, 1, 5, 39, 53, 20, 0]
