@@ -2,7 +2,7 @@
 
     python bench/gpu.py steps verify                            made-up weights: nothing else is needed
     python bench/gpu.py exact head lookup --data FOLDER --small MODEL --large MODEL --head FOLDER
-    python bench/gpu.py --device cpu --quick steps              whether the script itself runs
+    python bench/gpu.py --device cpu --quick --output FOLDER steps      whether the script itself runs
 
     steps         milliseconds a plain decode step, by batch, beside what is to be reached and what vLLM takes
     verify        what a round with drafts costs, against a plain step
@@ -156,6 +156,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.parts = list(PARTS) if options.parts == ["all"] else options.parts or list(ALONE)
+    if options.quick and options.output == RESULTS:
+        parser.error("--quick measures nothing that belongs on a page: give --output another folder")
     unknown = [part for part in options.parts if part not in PARTS]
     if unknown:
         parser.error(f"{', '.join(unknown)}: no such part; allowed: {', '.join(PARTS)}, all")

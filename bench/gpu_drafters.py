@@ -85,6 +85,13 @@ class Replay(Known):
         super().attach(target, cache)
         self.branches = torch.zeros(self.width + 1, dtype=torch.int64, device=target.device)  # the last: none
 
+    @torch.inference_mode()
+    def tell(self, recorded: Recorded) -> None:
+        """Other answers, while no sequence runs; the count begins anew."""
+        self.recorded = recorded
+        self.reset()
+        self.branches.zero_()
+
     def observe(self, seen: Observation) -> None:
         if seen.verdict is None:
             return

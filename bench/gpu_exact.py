@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_common import Bench, accepted_lengths, asking, greedy
-from gpu_drafters import Recorded, Replay
+from gpu_drafters import Replay
 
 from paceline import LLM, DraftModel, Eagle, NGram, SamplingParams, Suffix
 from paceline.outputs import RequestOutput
@@ -48,17 +48,19 @@ def check_model(bench: Bench, model: str) -> list[dict[str, Any]]:
         model, max_model_len=length, max_num_seqs=BESIDE, num_pages=pages, prefix_caching=True, budget="fixed"
     )
     rows = []
-    for setting, known in plain.items():
-        recorded = {tuple(ids): list(text) for ids, text in zip(prompts, known)}
-        for name, drafter in drafters(bench, model, recorded).items():
+    for name, drafter in drafters(bench, model).items():
+        tight.set_drafter(drafter)
+        for setting, known in plain.items():
+            if isinstance(drafter, Replay):
+                drafter.tell({tuple(ids): list(text) for ids, text in zip(prompts, known)})
             row = {"model": Path(model).name, "setting": setting, "drafter": name}
-            rows.append(row | _check(tight, drafter, prompts, params[setting], known, bench.options.alone))
+            rows.append(row | _check(tight, prompts, params[setting], known, bench.options.alone))
             print(rows[-1], flush=True)
     tight.close()
     return rows
 
 
-def drafters(bench: Bench, model: str, recorded: Recorded) -> dict[str, Any]:
+def drafters(bench: Bench, model: str) -> dict[str, Any]:
     options = bench.options
     small = model == options.small
     draft = DraftModel(options.draft or model, 3) if small else DraftModel(options.small, 3, cross_vocabulary=True)
@@ -68,8 +70,8 @@ def drafters(bench: Bench, model: str, recorded: Recorded) -> dict[str, Any]:
         "suffix": Suffix(),
         "suffix, trees": Suffix(tree=True),
         "draft model": draft,
-        "replay, chains": Replay(recorded, 4),
-        "replay, trees": Replay(recorded, 4, 3),
+        "replay, chains": Replay({}, 4),
+        "replay, trees": Replay({}, 4, 3),
     }
     if small and options.head:
         found["EAGLE head"] = Eagle(options.head, 5)
@@ -92,10 +94,9 @@ def _few_pages(prompts: list[list[int]], new: int, length: int) -> int:
 
 
 def _check(
-    llm: LLM, drafter: Any, prompts: list[list[int]], params: list[SamplingParams], known: list[list[int]], alone: int
+    llm: LLM, prompts: list[list[int]], params: list[SamplingParams], known: list[list[int]], alone: int
 ) -> dict[str, Any]:
     """In a crowd, shuffled, some of them twice; then a few one at a time."""
-    llm.set_drafter(drafter)
     order = [*range(len(prompts)), *range(0, len(prompts), 4)]
     random.Random(len(prompts)).shuffle(order)
     crowd = llm.generate([prompts[i] for i in order], [params[i] for i in order])
