@@ -297,6 +297,12 @@ class StateReader(CachedDrafter):
         """Run rows of tokens x_{i+1}, each with the state f_i beside it, [T, W]."""
         raise NotImplementedError
 
+    @staticmethod
+    def newest_slots(batch: Batch, table: Slots) -> Tensor:
+        """[T] the slot of a row that is its sequence's newest token; of any other the slot that is nobody's."""
+        slots = batch.layout.slots
+        return torch.where(batch.layout.positions == table.lengths.index_select(0, slots) - 1, slots, table.null)
+
     def most_nodes(self, context: Context) -> Tensor:
         """[B] the budgets; 0 for a sequence whose states it has not been shown yet (it was switched on just now)."""
         return context.budgets * self._ready.index_select(0, context.slots)

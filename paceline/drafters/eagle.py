@@ -123,10 +123,9 @@ class EagleDrafter(StateReader):
         self._finals = torch.zeros_like(self._states)
 
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
-        slots, positions = batch.layout.slots, batch.layout.positions
         out = self.network.run(self.network.pairs, batch, states, self._caches, every=False)
         assert out.tapped is not None
-        newest = torch.where(positions == table.lengths.index_select(0, slots) - 1, slots, table.null)
+        newest = self.newest_slots(batch, table)
         self._states.index_copy_(0, newest, out.tapped)
         self._finals.index_copy_(0, newest, out.final)
 

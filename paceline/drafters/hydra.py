@@ -222,12 +222,10 @@ class HydraDrafter(StateReader):
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         """A state stands at the place of the token behind it. Positions turn against each other alone, so all stand
         one further than where they were trained."""
-        slots, positions = batch.layout.slots, batch.layout.positions
         if self.prefix is not None:
             inputs = Inputs(None, batch.layout, {"states": states})
             states = self._ops.run(self.prefix, inputs, self._caches, (), None).final
-        newest = positions == table.lengths[slots] - 1
-        self._newest[torch.where(newest, slots, table.null)] = states.to(self._newest.dtype)
+        self._newest[self.newest_slots(batch, table)] = states.to(self._newest.dtype)
 
     def propose(self, context: Context) -> Proposal:
         most, row = self.most_nodes(context), self._newest[context.slots]

@@ -97,8 +97,7 @@ class MTPDrafter(StateReader):
 
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         layout = batch.layout
-        newest = layout.positions == table.lengths.index_select(0, layout.slots) - 1
-        newest = torch.where(newest, layout.slots, table.null)
+        newest = self.newest_slots(batch, table)
         before = cache_rows(layout, layout.slots, (layout.positions - 1).clamp(min=0))
         for number, module in enumerate(self.modules):
             given = module.run(self._seen_by(batch, number), states, self._caches).final
