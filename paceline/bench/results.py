@@ -25,7 +25,7 @@ from typing import Any
 
 from paceline import pieces
 from paceline.bench import interval, machine, sweep
-from paceline.bench.compare import Answer, Comparison, Measured, Variant
+from paceline.bench.measured import Answer, Comparison, Measured, Variant
 from paceline.drafters.table import find_config
 
 FIELDS = {"speculative": "draft model", "ngram": "n-gram drafter"}  # the names that scripts know, and of what
