@@ -18,6 +18,7 @@ from paceline.cache.kv import KVCache
 from paceline.cache.pages import PagePool
 from paceline.cache.slots import SPREAD, Slots
 from paceline.cache.windowed import Windowed
+from paceline.drafters import formats
 from paceline.drafters.base import Drafter, Needs, Target
 from paceline.engine import sequence as sequences
 from paceline.engine.engine import Engine
@@ -90,12 +91,13 @@ class LLM(Shared):
         device = loader.find_device(self.options.device)
         if self.options.accept_licence and isinstance(model, str) and model in catalog.ALIASES:
             catalog.accept(model)
-        found = loader.find(model, tokenizer, self.options.model_impl, self.options.trust_remote_code)
-        if not self.options.mla_use_matrix_absorption:
-            found.config = found.config.naive()
-        dtype = loader.find_dtype(self.options.dtype, found.config, device)
-        max_model_len = self._find_length(found.config.max_position)
-        loaded = loader.build(found, dtype, device, self.options.kernels, max_model_len, self.options.quantization)
+        with formats.explaining(model):
+            found = loader.find(model, tokenizer, self.options.model_impl, self.options.trust_remote_code)
+            if not self.options.mla_use_matrix_absorption:
+                found.config = found.config.naive()
+            dtype = loader.find_dtype(self.options.dtype, found.config, device)
+            max_model_len = self._find_length(found.config.max_position)
+            loaded = loader.build(found, dtype, device, self.options.kernels, max_model_len, self.options.quantization)
         self.model, self.tokenizer, self.config = loaded.model, loaded.tokenizer, loaded.config
         self.max_model_len = max_model_len
         self.template = PromptTemplate(self.options.prompt_template, self.tokenizer)

@@ -22,7 +22,7 @@ class Layer(llama.Layer):
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self._load_norms(config, weights)
         self._load_attention(config, weights.under("self_attn."))
-        place = next((place for place in PLACES if weights.has(f"{place}gate.weight")), "mlp.")
+        place = next((place for place in PLACES if weights.any_under(place)), "mlp.")
         self.mixture = load_mixture(config, weights.under(place), PLACES[place])
 
     def feed_forward(self, f: Forward, x: Any) -> Any:
