@@ -243,9 +243,9 @@ class HydraDrafter(StateReader):
         return context.drawn(self.name, most=most)
 
     def _chain(self, embedding: Weight) -> list[Link]:
-        """For kernels that draw a chain in one call; none where a head reads no tokens."""
+        """For kernels that draw a chain in one call; none for others, nor where a head reads no tokens."""
         heads, each = self.heads[: self.max_nodes], embedding.shape[1]
-        if self.trees or any(head.residual is None for head in heads):
+        if not self._ops.chains or self.trees or any(head.residual is None for head in heads):
             return []
         width = each * (1 + len(heads))
         steps = [HydraStep(head, embedding, each * (1 + number), width) for number, head in enumerate(heads)]
