@@ -17,7 +17,7 @@ from paceline import compat
 from paceline.cache.kv import KVCache
 from paceline.cache.pages import PagePool
 from paceline.cache.slots import SPREAD, Slots
-from paceline.cache.windowed import Windowed
+from paceline.cache.windowed import WindowPages
 from paceline.drafters import formats
 from paceline.drafters.base import Drafter, Needs, Target
 from paceline.engine import sequence as sequences
@@ -144,7 +144,7 @@ class LLM(Shared):
         room = Room(device, self.max_model_len, rows, needs.bytes)
         sizes = size_cache(specs, needs.layers, needs.tail_width * target.dtype.itemsize, room, options)
         if sizes.width is not None:
-            table.windowed = Windowed(table, PagePool(sizes.num_windowed, size), sizes.width)
+            table.windowed = WindowPages(table, PagePool(sizes.num_windowed, size), sizes.width)
         cache = KVCache(PagePool(sizes.num_pages, size), device)
         cache.add_target(specs, None if table.windowed is None else table.windowed.pool)
         kind = Scheduler if table.windowed is None else WindowedScheduler
