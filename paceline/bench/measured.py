@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from paceline.bench.differences import Difference
 from paceline.bench.interval import Cost, Estimate, estimate
 from paceline.bench.peers import Peer
-from paceline.engine.stats import SequenceStats
+from paceline.engine.stats import SequenceStats, add_by_position
 from paceline.errors import OptionError
 from paceline.outputs import CompletionOutput
 from paceline.params import SamplingParams
@@ -120,8 +119,8 @@ class Measured:
         for output in (answer.output for done in self.passes for answer in done.answers):
             total.rounds += output.stats.rounds
             total.tokens += output.stats.tokens
-            total.proposed = _add(total.proposed, output.stats.proposed)
-            total.accepted = _add(total.accepted, output.stats.accepted)
+            total.proposed = add_by_position([total.proposed, output.stats.proposed])
+            total.accepted = add_by_position([total.accepted, output.stats.accepted])
         return total
 
 
@@ -161,7 +160,3 @@ def estimate_between(
         return Cost(np.array([[spent(answer) for answer in row] for row in rows], float), np.array(tokens, float))
 
     return estimate(cost(base), cost(other))
-
-
-def _add(left: list[int], right: list[int]) -> list[int]:
-    return [a + b for a, b in zip_longest(left, right, fillvalue=0)]
