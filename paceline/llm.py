@@ -17,7 +17,8 @@ from paceline import compat
 from paceline.cache.kv import KVCache
 from paceline.cache.pages import PagePool
 from paceline.cache.slots import SPREAD, Slots
-from paceline.cache.windowed import Windowed
+from paceline.cache.windowed import WindowPages
+from paceline.drafters import formats
 from paceline.drafters.base import Drafter, Needs, Target
 from paceline.engine import sequence as sequences
 from paceline.engine.capture import cuda_capture
@@ -94,12 +95,13 @@ class LLM(Shared):
         device = loader.find_device(self.options.device)
         if self.options.accept_licence and isinstance(model, str) and model in catalog.ALIASES:
             catalog.accept(model)
-        found = self._find(model, tokenizer)
-        if not self.options.mla_use_matrix_absorption:
-            found.config = found.config.naive()
-        dtype = loader.find_dtype(self.options.dtype, found.config, device)
-        max_model_len = self._find_length(found.config.max_position)
-        loaded = loader.build(found, dtype, device, self.options.kernels, max_model_len, self.options.quantization)
+        with formats.explaining(model):
+            found = self._find(model, tokenizer)
+            if not self.options.mla_use_matrix_absorption:
+                found.config = found.config.naive()
+            dtype = loader.find_dtype(self.options.dtype, found.config, device)
+            max_model_len = self._find_length(found.config.max_position)
+            loaded = loader.build(found, dtype, device, self.options.kernels, max_model_len, self.options.quantization)
         self.model, self.tokenizer, self.config = loaded.model, loaded.tokenizer, loaded.config
         self.max_model_len = max_model_len
         self.template = PromptTemplate(self.options.prompt_template, self.tokenizer)
@@ -161,7 +163,7 @@ class LLM(Shared):
         room = Room(device, self.max_model_len, rows, needs.bytes + working_bytes(target, rows, num_nodes))
         sizes = size_cache(specs, needs.layers, needs.tail_width * target.dtype.itemsize, room, options)
         if sizes.width is not None:
-            table.windowed = Windowed(table, PagePool(sizes.num_windowed, size), sizes.width)
+            table.windowed = WindowPages(table, PagePool(sizes.num_windowed, size), sizes.width)
         cache = KVCache(PagePool(sizes.num_pages, size), device)
         cache.add_target(specs, None if table.windowed is None else table.windowed.pool)
         kind = Scheduler if table.windowed is None else WindowedScheduler

@@ -22,7 +22,7 @@ from typing import Any
 from unittest import mock
 
 from paceline.cache.slots import Slots
-from paceline.cache.windowed import Windowed
+from paceline.cache.windowed import WindowPages
 from paceline.drafters import make
 from paceline.drafters.base import Observation
 from paceline.engine.context import DraftContext
@@ -114,7 +114,7 @@ def set_apart(llm: LLM, behind: int, capture: Capture | None = None) -> LLM:
     pages = old.table.pages.host.shape[1]
     table = Slots(llm.options.max_num_seqs, llm.max_model_len, pages, old.target.device, apart=True)
     if (windowed := old.table.windowed) is not None:
-        table.windowed = Windowed(table, windowed.pool, windowed.width)
+        table.windowed = WindowPages(table, windowed.pool, windowed.width)
     rows, prefixes = old.scheduler.max_batched_tokens, old.scheduler.prefix_caching
     scheduler = type(old.scheduler)(old.cache.pool, table, rows, prefixes)
     runner = DeviceRunner(old.target, old.cache, table, old.rule, capture)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline import DraftModel, Glide, NGram, Pard, Suffix
+from paceline.compat.table import OTHER_MTP
 from paceline.drafters.table import KINDS, find_method
 
 
@@ -368,6 +369,11 @@ for kind in KINDS:  # of a drafter with weights the spelling needs no more than 
         named = {"spec_method": method, **({"spec_model": "d"} if not kind.loads or kind.has_model else {})}
         made = kind.make({"model": "d"} if kind.has_model else {}) if kind.loads else None
         CASES[f"vLLM-spec_method-{method}"] = Case(named, {"drafter": made}, refusal=case.refusal)
+for method in OTHER_MTP:
+    for name in ("spec_method", "speculative_config.method"):
+        case = Case({name: method}) if name == "spec_method" else config(None, method=method, model="d")
+        case.refusal = "is not supported; supported: ngram, suffix"
+        CASES[f"vLLM-{name}-{method}"] = case
 for method in ("mtp", "eagle"):
     kind, given = find_method(method), {"speculate_method": method, "draft_model_name_or_path": "d"}
     CASES[f"PaddleNLP-speculate_method-{method}"] = (

@@ -1,7 +1,7 @@
 """README and docs: samples are tested files, tables name every option, links lead somewhere, flags exist.
 
 Pages are read as text. Blocks that scripts write are in test_pages.py, the built site in test_site.py, the sample files
-in test_examples.py. Knows the marker comments; must not know what a page says beyond them.
+in test_examples.py. Knows the marker comments, and limits that pages tell; must not know what else a page says.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from paceline import (
     Suffix,
     compat,
 )
+from paceline.bench import distribution
 from paceline.cli import app
 from paceline.drafters import mtp_form, vocabulary
 from paceline.drafters.table import loadable
@@ -45,9 +46,11 @@ from paceline.kernels import KERNELS
 from paceline.kernels.blocks import DECODERS
 from paceline.kernels.cpu import native
 from paceline.llm import EngineOptions
-from paceline.models import catalog, families, loader
+from paceline.models import catalog, families, loader, tile_cache
 from paceline.outputs import Chunk, CompletionOutput, RequestOutput, Score
 from paceline.sampling.rules import RULES
+from paceline.server import guards, program
+from paceline.server.app import Settings
 from paceline.templates import PromptTemplate
 from tests.drafters import tiny_eagle
 from tests.fakes import tiny_llm
@@ -258,6 +261,33 @@ def test_models_types_and_aliases_are_all_told() -> None:
     assert first_column(section(text, "Names you can use at once")) == list(catalog.ALIASES)
     for alias in catalog.ALIASES.values():
         assert f"| {catalog.human_size(alias.size_bytes)} | {alias.licence} |" in text
+
+
+def test_a_limit_that_a_page_tells_is_the_one_in_the_code() -> None:
+    aliases = catalog.ALIASES
+    default, pair = aliases[catalog.DEFAULT_MODEL].size_bytes, ("smollm2-135m", "qwen2.5-coder-1.5b")
+    settings = {item.name: item.default for item in dataclasses.fields(Settings)}
+    told = {
+        "README.md": [f"({default / 1e6:.0f} MB)"],
+        "docs/getting-started.md": [f"SmolLM2 ({default / 1e6:.0f} MB)"],
+        "docs/drafters/draft-model.md": [f"fetches {sum(aliases[name].size_bytes for name in pair) / 1e9:.1f} GB"],
+        "docs/drafters/suffix.md": [f"`{Suffix().max_cached_bytes}` |", f"({Suffix().max_cached_bytes >> 20} MiB)"],
+        "docs/models.md": [
+            f"at most {tile_cache.MOST_BYTES / 1e9:.0f} GB are kept",
+            f"models below {tile_cache.LEAST_BYTES / 1e6:.0f} MB",
+        ],
+        "docs/engine.md": [f"at most {memory.CPU_CACHE_LIMIT >> 30} GiB of cache"],
+        "docs/troubleshooting.md": [f"at most {memory.CPU_CACHE_LIMIT >> 30} GiB unless"],
+        "docs/check.md": [f"from {distribution.FEWEST} times or more", f"{100 * distribution.POWER:.0f} times in 100"],
+        "docs/server.md": [
+            f"within {settings['body_seconds']:.0f} seconds; it is larger than {settings['max_body'] >> 20} MiB",
+            f"for at most {program.GRACE} seconds",
+            f"do not end within {guards.HEADER_SECONDS:.0f} seconds",
+        ],
+    }
+    for page, limits in told.items():
+        text = " ".join(read(page).split())
+        assert [limit for limit in limits if limit not in text] == [], page
 
 
 def test_every_dependency_is_explained() -> None:

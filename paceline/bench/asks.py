@@ -22,6 +22,7 @@ from paceline.errors import OptionError
 
 DATASETS = ("random", "sharegpt", "spec-bench", "jsonl")
 OUTPUT_LEN = 256  # of a dataset that does not say it
+RANDOM_LEN = 128  # of random texts
 SHAREGPT_LENGTHS = (4, 1024, 2048)  # tokens: the least of either side, the most of a prompt, the most of both
 
 
@@ -34,7 +35,7 @@ class Wanted:
     count: int = 100
     seed: int = 0
     input_len: int = 1024
-    output_len: int | None = None  # None: the dataset's own, 128 where it is random
+    output_len: int | None = None  # None: the dataset's own
     range_ratio: float = 0.0  # random lengths lie so far around the given ones
 
     def __post_init__(self) -> None:
@@ -134,7 +135,7 @@ async def _random(wanted: Wanted, speller: Speller, chooser: random.Random) -> A
         return max(1, round(given * chooser.uniform(1 - wanted.range_ratio, 1 + wanted.range_ratio)))
 
     text, count = await speller.random(chooser, length(wanted.input_len))
-    return Ask(text, length(wanted.output_len or 128), None, count)
+    return Ask(text, length(wanted.output_len or RANDOM_LEN), None, count)
 
 
 async def _sharegpt(wanted: Wanted, speller: Speller, chooser: random.Random) -> list[Ask]:

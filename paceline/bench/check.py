@@ -3,32 +3,22 @@
     exact         the same prompts with and without the drafter: greedy under every rule, seeded under `exact`
     distribution  many samples after texts of the target's own, each next token counted against what the target says
 
-Knows what is compared and when it counts as different. Prints nothing.
+Knows what is compared; `distribution` knows when samples count as different. Prints nothing.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from paceline.bench import gtest
-from paceline.bench.compare import Comparison, Plan, Variant, compare
-from paceline.bench.lens import Lens, Text, to_text
+from paceline.bench.compare import compare
+from paceline.bench.distribution import Distribution, Tell, sample
+from paceline.bench.lens import Lens, spell, to_text
+from paceline.bench.measured import Comparison, Plan, Variant
 from paceline.errors import OptionError, PacelineError
 from paceline.llm import LLM
-from paceline.outputs import CompletionOutput
 from paceline.params import SamplingParams
 from paceline.prompts import Prompt
 from paceline.sampling.rules import RULES
-
-POWER = 0.99
-FEWEST = 50  # samples after a text that are worth a test
-MOST_TEXTS = 256  # of a context, the commonest first; for each the target is asked once
-BINS = 20  # of ranks
-TOGETHER = 32  # samples asked for at once, so that progress is seen and Ctrl-C heard
 
 
 @dataclass(frozen=True)
@@ -85,49 +75,10 @@ class Exact:
 
 
 @dataclass(frozen=True)
-class Odd:
-    """A text after which tokens were counted that the target would not have said so often, or so seldom."""
-
-    after: str
-    token: str
-    counted: int
-    expected: float
-    samples: int
-    p: float  # of this test alone
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """All tests of the sampled text. p: the smallest, times their number."""
-
-    rule: str
-    contexts: int
-    samples: int
-    tokens: int  # counted in the tests
-    drafted: int
-    accepted: int
-    tests: int
-    p: float
-    ranks: float  # the p of that test alone
-    alpha: float
-    bias: float | None  # total variation at every place: found with POWER
-    bias_at_one: float | None  # the same at one place alone, the commonest
-    bias_in_ranks: float | None  # the same in how likely the tokens are that are said
-    odd: list[Odd]
-
-    @property
-    def same(self) -> bool:
-        return self.p >= self.alpha
-
-
-@dataclass(frozen=True)
 class Found:
     same: bool
     exact: list[Exact]
     distribution: Distribution | None
-
-
-Tell = Callable[[str, int, int], None]  # what, done, of how many
 
 
 def check(llm: LLM, asked: Asked, tell: Tell = lambda what, done, total: None) -> Found:
@@ -144,15 +95,13 @@ def check(llm: LLM, asked: Asked, tell: Tell = lambda what, done, total: None) -
     spread = None
     if not rule.follows and not asked.params.greedy:
         assert plain is not None
-        spread = _sample(llm, asked, _contexts(plain, asked), tell)
+        llm.set_drafter(asked.drafter.drafter)
+        spread = sample(llm, asked.spoken, _contexts(plain, asked), asked.samples, asked.alpha, tell)
     drafted = sum(one.drafted for one in exact) + (0 if spread is None else spread.drafted)
     if not drafted:
         raise PacelineError("nothing was drafted, so nothing was checked; give other prompts or another drafter")
     same = not any(one.divergences for one in exact) and (spread is None or spread.same)
     return Found(same, exact, spread)
-
-
-# Token for token
 
 
 def _compare(llm: LLM, asked: Asked, setting: str, params: SamplingParams, tell: Tell) -> Comparison:
@@ -178,20 +127,10 @@ def _judge(llm: LLM, result: Comparison, setting: str, params: SamplingParams) -
         said = next(a.output.token_ids for a in plain.passes[0].answers if a.prompt == found.prompt)
         text = to_text(result.plan.prompts[found.prompt], said[: found.position])
         margin = lens.margin(text, params.seed or 0)
-        wanted, got = _spell(llm, found.expected), _spell(llm, found.got)
+        wanted, got = spell(llm, found.expected), spell(llm, found.got)
         divergences.append(Divergence(result.plan.names[found.prompt], found.position + 1, wanted, got, margin))
     answers = len(drafted.passes[0].answers)
     return Exact(setting, answers, stats.tokens, sum(stats.proposed), sum(stats.accepted), divergences)
-
-
-def _spell(llm: LLM, token: int | None) -> str:
-    if token is None:
-        return "the end"
-    text = "" if llm.tokenizer is None else repr(llm.tokenizer.decode([token]))
-    return f"{token} {text}".strip()
-
-
-# By distribution
 
 
 def _contexts(plain: Comparison, asked: Asked) -> list[list[int]]:
@@ -204,113 +143,3 @@ def _contexts(plain: Comparison, asked: Asked) -> list[list[int]]:
         cut = min(len(said) - 1, (1 + turn) * max(1, len(said) // 3))
         found.append([*asked.prompts[answer.prompt].ids, *said[: max(cut, 0)]])
     return found
-
-
-def _sample(llm: LLM, asked: Asked, contexts: list[list[int]], tell: Tell) -> Distribution:
-    llm.set_drafter(asked.drafter.drafter)
-    gathered, drafted, accepted = [], 0, 0
-    total = len(contexts) * asked.samples
-    for number, context in enumerate(contexts):
-        texts: list[list[int]] = []
-        for first in range(0, asked.samples, TOGETHER):
-            tell("samples", number * asked.samples + first, total)
-            count = min(TOGETHER, asked.samples - first)
-            for output in _speak(llm, asked, context, count, number * asked.samples + first):
-                texts.append(output.token_ids)
-                drafted, accepted = drafted + sum(output.stats.proposed), accepted + sum(output.stats.accepted)
-        gathered.append(texts)
-    tell("samples", total, total)
-    tests = _Tests(llm, asked.spoken, asked.params.seed or 0)
-    for number, (context, texts) in enumerate(zip(contexts, gathered)):
-        tell("target", number, len(contexts))
-        tests.add(context, texts)
-    tell("target", len(contexts), len(contexts))
-    return _conclude(llm, asked, tests, drafted, accepted)
-
-
-def _speak(llm: LLM, asked: Asked, context: list[int], count: int, number: int) -> list[CompletionOutput]:
-    """Some samples after a context; every call has a seed of its own."""
-    seed = (asked.params.seed or 0) + number
-    return llm.generate([context], replace(asked.spoken, n=count, seed=seed))[0].outputs
-
-
-class _Tests:
-    """What was counted against what the target says: each text that was said often by itself, and all of them by rank.
-
-    By rank: where a token lies among the target's, the likeliest first, as a number from 0 to 1, spread by chance over
-    its own share. Such numbers are uniform whatever came before, so texts that were said once are counted too.
-    """
-
-    def __init__(self, llm: LLM, params: SamplingParams, seed: int) -> None:
-        self._llm, self._lens = llm, Lens(llm, params)
-        self._draws = np.random.default_rng(seed)
-        self.alone: list[tuple[gtest.Tested, Odd]] = []
-        self._ranks: list[float] = []
-
-    def add(self, context: list[int], texts: list[list[int]]) -> None:
-        """Samples after a context: drafts may have reached all but each one's first token."""
-        after: dict[tuple[int, ...], Counter[int]] = {}
-        for said in texts:
-            for place in range(1, len(said)):
-                after.setdefault(tuple(said[:place]), Counter())[said[place]] += 1
-        often = sorted(after, key=lambda prefix: -after[prefix].total())[:MOST_TEXTS]
-        for first in range(0, len(often), TOGETHER):
-            some = often[first : first + TOGETHER]
-            rows = self._lens.shares([Text(context, list(prefix)) for prefix in some]).numpy()
-            for prefix, shares in zip(some, rows):
-                self._count(list(prefix), after[prefix], shares)
-
-    def _count(self, said: list[int], after: Counter[int], shares: gtest.Array) -> None:
-        order = np.argsort(-shares, kind="stable")
-        ends = np.empty(len(shares))
-        ends[order] = np.cumsum(shares[order])
-        for token, count in after.items():
-            self._ranks += (ends[token] - self._draws.random(count) * shares[token]).tolist()
-        if after.total() >= FEWEST:
-            counts = np.zeros(len(shares))
-            counts[list(after)] = list(after.values())
-            tested = gtest.test(counts, shares)
-            self.alone.append((tested, self._describe(said, counts, shares, tested)))
-
-    def _describe(self, said: list[int], counts: gtest.Array, shares: gtest.Array, tested: gtest.Tested) -> Odd:
-        """By the token that is furthest from what was expected of it."""
-        expected = tested.samples * shares
-        token = int(np.abs(counts - expected).argmax())
-        words = ", ".join(_spell(self._llm, one) for one in said)
-        found, hoped = int(counts[token]), float(expected[token])
-        return Odd(words, _spell(self._llm, token), found, hoped, tested.samples, tested.p)
-
-    def ranked(self) -> gtest.Tested:
-        counts = np.bincount([min(int(rank * BINS), BINS - 1) for rank in self._ranks], minlength=BINS)
-        return gtest.test(counts.astype(np.float64), np.full(BINS, 1 / BINS))
-
-
-def _conclude(llm: LLM, asked: Asked, tests: _Tests, drafted: int, accepted: int) -> Distribution:
-    """Each text alone, all together, and ranks; the smallest p is multiplied by the number of tests (Bonferroni)."""
-    tested = [one for one, _ in tests.alone]
-    if not tested:
-        raise PacelineError(
-            f"no text was said {FEWEST} times in {asked.samples} samples, so nothing can be tested; give more samples, "
-            "or a lower temperature"
-        )
-    pooled, ranked = gtest.pool(tested), tests.ranked()
-    count = len(tested) + 2
-    level = asked.alpha / count
-    commonest = max(tested, key=lambda one: one.samples)
-    odd = sorted((one for _, one in tests.alone if one.p < level), key=lambda one: one.p)
-    return Distribution(
-        rule=llm.options.acceptance,
-        contexts=asked.contexts,
-        samples=asked.contexts * asked.samples,
-        tokens=ranked.samples,
-        drafted=drafted,
-        accepted=accepted,
-        tests=count,
-        p=min(1.0, count * min(pooled.p, ranked.p, *(one.p for one in tested))),
-        ranks=ranked.p,
-        alpha=asked.alpha,
-        bias=gtest.find_bias(pooled.samples, pooled.freedom, level, POWER),
-        bias_at_one=gtest.find_bias(commonest.samples, commonest.freedom, level, POWER),
-        bias_in_ranks=gtest.find_bias(ranked.samples, ranked.freedom, level, POWER),
-        odd=odd[:5],
-    )

@@ -7,7 +7,7 @@ module knows configs with a model and how a drafter is attached; it must not kno
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from paceline.cache.kv import KVCache
@@ -45,7 +45,8 @@ def hold(config: Any) -> Any:
 
 
 def _has_model(config: Any) -> bool:
-    return not isinstance(config, Kept) and getattr(config, "model", None) is not None
+    """A config that may name a model reads one: where it names none, what it needs lies with the target (MTP)."""
+    return is_dataclass(config) and any(one.name == "model" for one in fields(config))
 
 
 def _at_length_one(config: Any) -> Any:

@@ -98,3 +98,10 @@ def _signed(seed: int) -> int:
 
 def to_text(prompt: Prompt, said: list[int]) -> Text:
     return Text(list(prompt.ids), list(said))
+
+
+def spell(llm: LLM, token: int | None) -> str:
+    if token is None:
+        return "the end"
+    text = "" if llm.tokenizer is None else repr(llm.tokenizer.decode([token]))
+    return f"{token} {text}".strip()

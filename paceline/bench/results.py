@@ -25,7 +25,7 @@ from typing import Any
 
 from paceline import pieces
 from paceline.bench import interval, machine, sweep
-from paceline.bench.compare import Answer, Comparison, Measured, Variant
+from paceline.bench.measured import Answer, Comparison, Measured, Variant
 from paceline.drafters.table import find_config
 
 FIELDS = {"speculative": "draft model", "ngram": "n-gram drafter"}  # the names that scripts know, and of what
@@ -99,24 +99,19 @@ def _record_variants(result: Comparison) -> list[dict[str, Any]]:
 
 
 def _record_variant(result: Comparison, measured: Measured) -> dict[str, Any]:
-    stats, config, first = measured.stats, measured.variant.drafter, measured.passes[0]
+    """What is known of any, and of our own how they came by it."""
+    shared = _record_outcome(result, measured)
     if measured.variant.peer is not None:
-        return _record_peer(result, measured)
-    time, forwards = result.speed_up(measured), result.forward_speed_up(measured)
-    plain = measured is result.plain
+        return {"peer": True, **shared}
+    stats, config, first = measured.stats, measured.variant.drafter, measured.passes[0]
+    forwards = result.forward_speed_up(measured)
     return {
         "drafter": None if config is None else repr(config),
         "draft_length": measured.variant.draft_length,
         "trees": config is not None and config.create().trees,
-        "seconds": [done.seconds for done in measured.passes],
-        "median_seconds": measured.seconds,
-        "tokens": first.tokens,
-        "tokens_per_second": measured.tokens_per_second,
-        "speed_up": time.value,
-        "speed_up_interval": None if plain else _bounds(time),
         "forwards": sum(answer.output.stats.rounds for answer in first.answers),
         "forward_speed_up": forwards.value,
-        "forward_speed_up_interval": None if plain else _bounds(forwards),
+        "forward_speed_up_interval": None if measured is result.plain else _bounds(forwards),
         "tokens_per_forward": stats.tokens_per_forward,
         "acceptance": stats.acceptance if sum(stats.proposed) else None,
         "acceptance_by_position": stats.acceptance_by_position,
@@ -125,24 +120,20 @@ def _record_variant(result: Comparison, measured: Measured) -> dict[str, Any]:
         "draft_seconds": [done.draft_seconds for done in measured.passes],
         "verify_seconds": [done.verify_seconds for done in measured.passes],
         "rest_seconds": [done.rest_seconds for done in measured.passes],
-        "complete": first.complete,
-        "answered": len(first.answers),
-        "identical": measured.num_identical,
-        "answers": _record_answers(result, measured),
+        **shared,
     }
 
 
-def _record_peer(result: Comparison, measured: Measured) -> dict[str, Any]:
-    """Another program: its times and its answers, and nothing of how it came by them."""
+def _record_outcome(result: Comparison, measured: Measured) -> dict[str, Any]:
+    """Times and answers."""
     time, first = result.speed_up(measured), measured.passes[0]
     return {
-        "peer": True,
         "seconds": [done.seconds for done in measured.passes],
         "median_seconds": measured.seconds,
         "tokens": first.tokens,
         "tokens_per_second": measured.tokens_per_second,
         "speed_up": time.value,
-        "speed_up_interval": _bounds(time),
+        "speed_up_interval": None if measured is result.plain else _bounds(time),
         "complete": first.complete,
         "answered": len(first.answers),
         "identical": measured.num_identical,

@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 
 from paceline.bench.client import Ask, Reply, Server, clock, read_counters, send
+from paceline.engine.stats import add_by_position
 from paceline.errors import OptionError
 
 METRICS = ("ttft", "tpot", "itl", "e2el")  # to the first token, per further token, between pieces, the whole
@@ -156,7 +157,9 @@ def acceptance(run: Run) -> dict[str, Any] | None:
     told = [(reply.usage or {}).get("speculation") for reply in run.replies if reply.error is None]
     found = [one for one in told if isinstance(one, dict)]
     if found:
-        drafted, accepted = (_by_position(found, f"{name}_by_position") for name in ("drafted", "accepted"))
+        drafted, accepted = (
+            add_by_position(one.get(f"{name}_by_position") or [] for one in found) for name in ("drafted", "accepted")
+        )
         tokens = sum(count_tokens(reply) for reply in run.replies if reply.error is None)
         forwards = sum(one.get("target_forwards") or 0 for one in found)
         return _acceptance("usage", drafted, accepted, tokens / forwards if forwards else None)
@@ -179,11 +182,6 @@ def _acceptance(source: str, drafted: list[int], accepted: list[int], per_forwar
         "accepted_by_position": accepted,
         "tokens_per_forward": per_forward,
     }
-
-
-def _by_position(found: list[dict[str, Any]], name: str) -> list[int]:
-    rows: list[list[int]] = [one.get(name) or [] for one in found]
-    return [sum(row[at] for row in rows if at < len(row)) for at in range(max(map(len, rows), default=0))]
 
 
 def _counted(counters: dict[str, float], name: str) -> Iterator[int]:

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from paceline.bench.compare import Comparison, Variant, estimate_between
 from paceline.bench.interval import Estimate
+from paceline.bench.measured import Comparison, Variant, estimate_between
 from paceline.drafters.table import LENGTH
 from paceline.drafters.table import listed as listed_drafters
 from paceline.errors import OptionError

@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.kernels.rounds import Rounds, Tables
 
 if TYPE_CHECKING:
-    from paceline.cache.windowed import Windowed
+    from paceline.cache.windowed import WindowPages
 
 _LENGTH, _PROMPT, _LIMIT = range(3)
 SPREAD = 64  # so many nodes of a tree may lie behind a sequence's limit: beside one another they are no deeper than it
@@ -76,7 +76,7 @@ class Slots:
         )
         self.tokens = Table(num_slots + 1, max_model_len + 1, device, self.apart)  # the newest may lie at the limit
         self.pages = Table(num_slots + 1, max_pages, device, self.apart)
-        self.windowed: Windowed | None = None  # pages of layers with a window, where these have their own
+        self.windowed: WindowPages | None = None  # pages of layers with a window, where these have their own
         self.rounds: Rounds | None = None  # kernels for a round's small work; None: tensor operations
         self._counts = Table(num_slots + 1, 3, device, self.apart)
         self._counts.write(self.null, 0, (1, 1, 1))  # full: nothing is ever appended to it

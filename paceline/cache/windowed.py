@@ -26,7 +26,7 @@ class Held:
         return self.first + len(self.pages)
 
 
-class Windowed:
+class WindowPages:
     """width: how many positions the widest window shows, the row's own included."""
 
     def __init__(self, slots: Slots, pool: PagePool, width: int) -> None:

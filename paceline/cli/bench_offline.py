@@ -15,7 +15,7 @@ from paceline.drafters.table import NONE
 from paceline.errors import OptionError
 
 if TYPE_CHECKING:
-    from paceline.bench.compare import Variant
+    from paceline.bench.measured import Variant
     from paceline.bench.peers import Peers
     from paceline.bench.prompts import Question
     from paceline.llm import LLM
@@ -149,7 +149,7 @@ def with_peers(peers: Peers, llm: LLM, model: str, params: SamplingParams, varia
     """Those that can be asked for the same; they are loaded when first they can."""
     import torch
 
-    from paceline.bench.compare import Variant
+    from paceline.bench.measured import Variant
     from paceline.bench.peers import Asked
     from paceline.models import loader
 

@@ -15,7 +15,8 @@ from paceline.cli.options import option
 from paceline.errors import OptionError
 
 if TYPE_CHECKING:
-    from paceline.bench.check import Distribution, Exact, Found
+    from paceline.bench.check import Exact, Found
+    from paceline.bench.distribution import Distribution
 
 DIFFERENT = 1
 DRAFTER_HELP = f"{options.drafter_help()} Several are asked in that order. By default ngram."
@@ -74,7 +75,7 @@ def check(ctx: typer.Context) -> None:
 
 def run(chosen: dict[str, Any], config: Any, questions: Any) -> Found:
     from paceline.bench import check as bench
-    from paceline.bench.compare import Variant
+    from paceline.bench.measured import Variant
 
     params = loading.read_params(chosen)
     # A draft model does not see what lies on pages that samples share: without these it drafts as well as it can.

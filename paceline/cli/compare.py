@@ -16,7 +16,7 @@ from paceline.drafters.table import LENGTH
 from paceline.errors import OptionError
 
 if TYPE_CHECKING:
-    from paceline.bench.compare import Variant
+    from paceline.bench.measured import Variant
 
 RESULTS = Path("compare-results")
 DRAFTER_HELP = (
@@ -74,7 +74,7 @@ def compare(ctx: typer.Context) -> None:
 
 def read_variants(chosen: dict[str, Any]) -> list[Variant]:
     """The drafters to compare, each named as --drafter would have it."""
-    from paceline.bench.compare import Variant
+    from paceline.bench.measured import Variant
 
     specs = list(chosen["drafter"] or default_drafters(chosen["speculative_model"]))
     if chosen["drafter"] and chosen["speculative_model"] is not None:

@@ -20,7 +20,7 @@ from paceline.cli.options import option
 from paceline.errors import OptionError, PacelineError
 
 if TYPE_CHECKING:
-    from paceline.bench.compare import Comparison, Plan, Variant
+    from paceline.bench.measured import Comparison, Plan, Variant
     from paceline.bench.prompts import Question
     from paceline.llm import LLM
     from paceline.params import SamplingParams
@@ -130,7 +130,7 @@ def make_plan(
     llm: LLM, questions: list[Question], chosen: dict[str, Any], params: SamplingParams, variants: list[Variant]
 ) -> Plan:
     """Questions as prompts, checked against the model before anything runs."""
-    from paceline.bench.compare import Plan
+    from paceline.bench.measured import Plan
     from paceline.requests import check
 
     prompts = [to_prompt(llm, question, chosen) for question in questions]

@@ -15,7 +15,7 @@ from paceline.drafters.table import LENGTH, listed
 from paceline.errors import OptionError
 
 if TYPE_CHECKING:
-    from paceline.bench.compare import Variant
+    from paceline.bench.measured import Variant
 
 RESULTS = Path("sweep-results")
 DEFAULT_DRAFTER = "ngram"

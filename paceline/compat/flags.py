@@ -47,6 +47,8 @@ def takes_value(name: str, declared: Iterable[str], command: str) -> Callable[[s
     option = Flag(name, None, name).option
     known = table.names(table.COMMAND_LINE)
     if option.removeprefix("no_") in table.SWITCHES:
+        if option in table.VALUED:
+            return lambda word: not word.startswith("-")
         return lambda word: option in table.SWITCHES and word.lower() in TRUE + FALSE
     if option in known:
         return lambda word: True

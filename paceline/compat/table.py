@@ -72,7 +72,9 @@ def _only(system: str, name: str, value: str, note: str, effect: str = LATER) ->
     yield Spelling(system, name, "", effect, note=note)
 
 
-def _methods(system: str, name: str, methods: Iterable[str], others: Iterable[str] = ()) -> Iterator[Spelling]:
+def _methods(
+    system: str, name: str, methods: Iterable[str], others: Iterable[str] = (), refused: Iterable[str] = ()
+) -> Iterator[Spelling]:
     """What a system calls the kinds of drafters. others: methods that have rows of their own."""
     kinds = {method: find_method(method) for method in methods}
     supported = f"supported: {', '.join([*others, *(method for method, kind in kinds.items() if kind.loads)])}"
@@ -81,8 +83,11 @@ def _methods(system: str, name: str, methods: Iterable[str], others: Iterable[st
             yield Spelling(system, name, f"draft.method={kind.word}", RENAMED, value=method)
         else:
             yield Spelling(system, name, "", LATER, value=method, note=supported)
+    for method in refused:
+        yield Spelling(system, name, "", REFUSED, value=method, note=supported)
 
 
+OTHER_MTP = ("qwen3_next_mtp", "ernie_mtp")  # vLLM's, of targets that are no families here
 ONE_DEVICE = "one device; only 1 is allowed"
 NO_BEAMS = "there is no beam search"
 ADAPTERS = "merge the adapter into the weights first"
@@ -130,7 +135,8 @@ def _vllm() -> Iterator[Spelling]:
     yield Spelling(VLLM, "speculative_config", "drafter", RENAMED, note="a dictionary, or its JSON")
     inside = "speculative_config."
     for name in ("spec_method", f"{inside}method"):
-        yield from _methods(VLLM, name, [method for kind in KINDS for method in kind.methods])
+        methods = [method for kind in KINDS for method in kind.methods]
+        yield from _methods(VLLM, name, methods, refused=OTHER_MTP)
     yield from _renamed(VLLM, "model=draft.model num_speculative_tokens=draft.num_draft_tokens", inside)
     yield from _renamed(VLLM, "prompt_lookup_max=draft.max_match prompt_lookup_min=draft.min_match", inside)
     yield from _renamed(VLLM, "use_heterogeneous_vocab=draft.cross_vocabulary quantization=draft.quantization", inside)
@@ -238,4 +244,6 @@ def _paddle() -> Iterator[Spelling]:
 
 SPELLINGS: tuple[Spelling, ...] = (*_vllm(), *_lmflow(), *_colossal(), *_paddle())
 SWITCHES = frozenset(row.name for row in SPELLINGS if row.switch)
+# PaddleNLP's parser takes the word behind a switch for its value, whatever it is; where it counts, so do we.
+VALUED = frozenset(row.name for row in SPELLINGS if row.switch and row.system == PADDLE and row.effect == SAME)
 ARGUMENTS = frozenset(row.name for row in SPELLINGS if row.to == "prompt")  # flags whose value is the argument

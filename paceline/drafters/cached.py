@@ -307,7 +307,7 @@ class StateReader(CachedDrafter):
         raise NotImplementedError
 
     @staticmethod
-    def newest(batch: Batch, table: Slots) -> Tensor:
+    def newest_slots(batch: Batch, table: Slots) -> Tensor:
         """[T] the slots of rows that are their sequence's newest token; nobody's for all others."""
         if batch.newest is not None:
             return batch.newest

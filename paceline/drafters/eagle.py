@@ -131,7 +131,7 @@ class EagleDrafter(StateReader):
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         out = self.network.run(self.network.pairs, batch, states, self._caches, every=False)
         assert out.tapped is not None
-        newest = self.newest(batch, table)
+        newest = self.newest_slots(batch, table)
         self._states.index_copy_(0, newest, out.tapped)
         self._finals.index_copy_(0, newest, out.final)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from paceline.drafters import table
 from paceline.drafters.table import Kind, Marks
-from paceline.errors import OptionError, PacelineError
+from paceline.errors import CheckpointError, OptionError, PacelineError
 from paceline.models import hub
 from paceline.models.json_file import is_folder
 
@@ -43,6 +44,26 @@ def check_loads(name: str) -> None:
 def check_tensors(path: str, names: Collection[str]) -> None:
     """The same by the names of its tensors, once they are known."""
     _refuse(path, find_kind({}, names))
+
+
+@contextmanager
+def explaining(model: Any) -> Iterator[None]:
+    """Around reading a target: where that fails because it is a drafter, the error says so, and how it is used."""
+    try:
+        yield
+    except CheckpointError as error:
+        kind = _held_here(str(model)) if isinstance(model, str | Path) else None
+        if kind is None or not kind.loads:
+            raise
+        used = f"give the model it drafts for, and it as the drafter: {kind.written('model=…')}"
+        raise CheckpointError(f"{model} holds {kind.called}, which is no model by itself; {used}") from error
+
+
+def _held_here(name: str) -> Kind | None:
+    """As far as that is known without the hub."""
+    folder = Path(os.path.expanduser(name))
+    here = folder if is_folder(folder) else None if folder.exists() else hub.find_here(name)
+    return None if here is None else find_kind(_config(here), _tensor_names(here))
 
 
 def find_kind(config: Mapping[str, Any], tensors: Collection[str], files: Collection[str] = ()) -> Kind | None:

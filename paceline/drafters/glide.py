@@ -98,8 +98,7 @@ class Network(Model):
         self.norm = body.whole("norm.weight", (config.hidden_size,))
         cos, sin = tables(config.rope, config.head_dim, target.max_model_len)
         self.turns = cos.to(target.device), sin.to(target.device)
-        model: Any = target.model
-        self.large_turns = model.cos, model.sin  # its keys are turned so
+        self.large_turns = lent.key_turns()
 
     def describe(self, f: Forward) -> Any:
         eps, queries = self.config.norm_eps, Heads(self.large.num_heads, 0, self.large.head_dim)
@@ -218,19 +217,17 @@ def read_sizes(files: Checkpoint, given: Glide) -> ModelConfig:
 
 def check(files: Checkpoint, config: ModelConfig, given: Glide, target: Target) -> None:
     """It was made for such a target: its queries have the shape of the target's."""
-    target.model.check_lends("a GLIDE drafter")
     large = target.model.config
     if large.latent is not None:
         raise CheckpointError(
             f"{files.label} is a GLIDE drafter, which looks at its target's keys and values; a {large.architecture} "
             "model makes them of one row for all heads"
         )
-    if large.learned_positions:
-        raise CheckpointError(f"{files.label} is a GLIDE drafter, whose targets turn their keys; this one does not")
     if large.local_rope is not None or any(0 < (width or 0) < target.max_model_len for width in large.windows):
         raise CheckpointError(
             f"{files.label} is a GLIDE drafter, whose targets see all positions; this one has windows"
         )
+    target.model.key_turns()  # refused there, if anywhere, before sizes are compared
     wide = files.matrix("model.layers.0.cross_attn.q_proj.weight")[0]
     if given.large_hidden_size not in (None, wide):
         raise CheckpointError(f"{files.label}: its tensors say large_hidden_size={wide}, not {given.large_hidden_size}")

@@ -225,7 +225,7 @@ class HydraDrafter(StateReader):
         if self.prefix is not None:
             inputs = Inputs(None, batch.layout, {"states": states})
             states = self._ops.run(self.prefix, inputs, self._caches, (), None).final
-        self._newest[self.newest(batch, table)] = states.to(self._newest.dtype)
+        self._newest[self.newest_slots(batch, table)] = states.to(self._newest.dtype)
 
     def propose(self, context: Context) -> Proposal:
         most, row = self.most_nodes(context), self._newest[context.slots]
@@ -243,9 +243,9 @@ class HydraDrafter(StateReader):
         return context.drawn(self.name, most=most)
 
     def _chain(self, embedding: Weight) -> list[Link]:
-        """For kernels that draw a chain in one call; none where a head reads no tokens."""
+        """For kernels that draw a chain in one call; none for others, nor where a head reads no tokens."""
         heads, each = self.heads[: self.max_nodes], embedding.shape[1]
-        if self.trees or any(head.residual is None for head in heads):
+        if not self._ops.chains or self.trees or any(head.residual is None for head in heads):
             return []
         width = each * (1 + len(heads))
         steps = [HydraStep(head, embedding, each * (1 + number), width) for number, head in enumerate(heads)]

@@ -173,6 +173,8 @@ class MLPSpeculatorDrafter(StateKeeper):
         self._choose_shape(checkpoint, layout.num_steps)
         weights = checkpoint.weights(target, self.config.quantization)
         self.steps, self._ops = layout.read(weights), weights.ops
+        chained = self.steps[: self.max_nodes] if self._ops.chains else []  # by kernels that draw a chain in one call
+        self._links = [Link(step, step.head) for step in chained]
         tied = r"(emb|proj|ln|head)\.\d+\.(weight|bias)"
         checkpoint.finish(weights, tied if layout.tied else "")
         return super().plan(target)
@@ -201,10 +203,10 @@ class MLPSpeculatorDrafter(StateKeeper):
         if self.trees:
             return self._propose_tree(context).cut(most)
         state, token = self.newest(context), newest_tokens(context)
-        links = [Link(step, step.head) for step in self.steps[: self.max_nodes]]
-        counts = draw_at_once(self._ops, context, most, links, state, FINAL)
-        if counts is not None:
-            return context.drawn(self.name, most=counts)
+        if self._links:
+            counts = draw_at_once(self._ops, context, most, self._links, state, FINAL)
+            if counts is not None:
+                return context.drawn(self.name, most=counts)
         for number, step in enumerate(self.steps[: min(context.max_nodes, self.max_nodes)]):
             found = run_head(self._ops, step, step.head, state, token)
             state, token = found.final, draw_next(context, found.logits, number)

@@ -97,7 +97,7 @@ class MTPDrafter(StateReader):
 
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         layout = batch.layout
-        newest = self.newest(batch, table)
+        newest = self.newest_slots(batch, table)
         before = cache_rows(layout, layout.slots, (layout.positions - 1).clamp(min=0))
         for number, module in enumerate(self.modules):
             given = module.run(self._seen_by(batch, number), states, self._caches).final

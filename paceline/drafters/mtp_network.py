@@ -16,7 +16,6 @@ from paceline.drafters.checkpoint import Checkpoint, own_or_borrowed
 from paceline.drafters.mtp_form import Form, Transposed
 from paceline.errors import CheckpointError
 from paceline.kernels.ops import Forward, Head, Hidden, Inputs, LayerCache, LayerSpec, Part
-from paceline.models.base import Model
 from paceline.models.batch import Batch
 from paceline.models.layers.linear import Linear
 from paceline.models.weights import Weights
@@ -29,6 +28,7 @@ class Module:
 
     def __init__(self, form: Form, weights: Weights, target: Target, number: int) -> None:
         self.form, self.number, self.model = form, number, target.model
+        self.layer = self.model.extra_layer(weights.under(form.layer))  # first: not every target lends one
         self.ops, self.dtype, config = weights.ops, weights.dtype, target.model.config
         self.hidden, self.eps = config.hidden_size, config.norm_eps
         shape = (config.vocab_size, self.hidden)
@@ -45,7 +45,6 @@ class Module:
             weights.matrix([f"{form.fusion}.weight"], [(self.hidden, 2 * self.hidden)]),
             weights.whole(bias, (self.hidden,)) if weights.has(bias) else None,
         )
-        self.layer = self.model.extra_layer(weights.under(form.layer))
 
     def describe(self, f: Forward) -> Any:
         embedded = f.rms_norm(f.embed(self.embedding), self.embedding_norm, self.eps)
@@ -71,12 +70,6 @@ def load_modules(
     form: Form, prefixes: list[str], checkpoint: Checkpoint, target: Target, quantization: str
 ) -> list[Module]:
     model = target.model
-    model.check_lends("an MTP drafter")
-    if type(model).extra_layer is Model.extra_layer:
-        raise CheckpointError(
-            f"{checkpoint.label} holds MTP modules, which are made of their target's layers; a target of type "
-            f"{model.config.architecture!r} lends none"
-        )
     own = checkpoint.vector(f"{prefixes[0]}{form.embedding_norm}.weight")
     checkpoint.check("a hidden size of", own, model.config.hidden_size)
     weights = checkpoint.weights(target, quantization)

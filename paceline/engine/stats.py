@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NamedTuple
 
 RECENT_ROUNDS = 4096
@@ -28,6 +30,11 @@ class RoundRecord(NamedTuple):
     nodes: int | None = (
         None  # that each sequence might have; None: not a usual round of decoding alone
     )
+
+
+def add_by_position(counts: Iterable[list[int]]) -> list[int]:
+    """Several counts by position in the draft as one; a shorter one has nothing further on."""
+    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
 
 
 @dataclass

@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from paceline.errors import CheckpointError
 from paceline.kernels import Ops
 from paceline.kernels.ops import FINAL, Forward, Head, Hidden, Inputs, LayerCache, LayerSpec, Weight
 from paceline.models.batch import Batch
@@ -64,15 +65,18 @@ class Model:
         return result
 
     def extra_layer(self, weights: Weights) -> Any:
-        """A layer as stands behind the last, for a module that is made of one; NotImplementedError: it lends none."""
-        raise NotImplementedError
+        """A layer as stands behind the last, for a module that is made of one; an error where it lends none."""
+        label = weights.source.label
+        raise CheckpointError(f"{label} holds modules made of their target's layers, and this target lends none")
 
     def run_layer(self, f: Forward, layer: Any, x: Any, number: int, window: int | None = None) -> Any:
         """Such a layer, or one of its own, looking at cache layer `number`."""
         raise NotImplementedError
 
-    def check_lends(self, drafter: str) -> None:
-        """Refuse a drafter that computes with this model's own layers, where they are not lent."""
+    def key_turns(self) -> tuple[Tensor, Tensor]:
+        """cos and sin, as its keys are turned, for a drafter that looks at them; an error where it cannot."""
+        kind = self.config.architecture
+        raise CheckpointError(f"a GLIDE drafter's target turns its keys by cos and sin; one of type {kind!r} does not")
 
     def _check_taps(self, taps: tuple[int, ...]) -> None:
         for tap in taps:

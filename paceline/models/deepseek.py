@@ -18,13 +18,14 @@ from torch import Tensor
 
 from paceline.errors import CheckpointError
 from paceline.kernels import Ops
-from paceline.kernels.ops import Forward, Heads, LayerSpec, Part, Routing, Weight
+from paceline.kernels.ops import Forward, Heads, LayerSpec, Part, Weight
 from paceline.models import llama
 from paceline.models.base import Model
-from paceline.models.config import Latent, MixtureConfig, ModelConfig, is_whole, yarn_growth
+from paceline.models.config import Latent, ModelConfig, is_whole, yarn_growth
 from paceline.models.layers.experts import check_biases, load_mixture
 from paceline.models.layers.linear import Linear
 from paceline.models.layers.rope import tables
+from paceline.models.mixture import read_grouped
 from paceline.models.weights import Weights
 
 LATENT_EPS = 1e-6  # of the norms inside attention, whatever the config says
@@ -177,48 +178,25 @@ def read(config: Any) -> dict[str, Any]:
     fields = llama.read(config)
     if fields["num_kv_heads"] != fields["num_heads"]:
         raise CheckpointError(
-            f"the deepseek_v3 config gives num_key_value_heads={fields['num_kv_heads']}; allowed: as many as there "
-            f"are heads ({fields['num_heads']})"
+            f"the {config.model_type} config gives num_key_value_heads={fields['num_kv_heads']}; allowed: as many as "
+            f"there are heads ({fields['num_heads']})"
         )
     latent = _read_latent(config)
     width = latent.plain_dim + latent.rope_dim
     scaled = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     growth = yarn_growth(fields["rope"].factor, float(scaled.get("mscale_all_dim") or 0))
     scale = width**-0.5 * growth * growth
-    mixture = _read_mixture(config)
+    mixture = read_grouped(config)
     return {**fields, "head_dim": width, "latent": latent, "attention_scale": scale, "mixture": mixture}
-
-
-def _read_mixture(config: Any) -> MixtureConfig:
-    scoring = getattr(config, "scoring_func", "sigmoid")
-    if scoring != "sigmoid":
-        raise CheckpointError(f"the deepseek_v3 config gives scoring_func={scoring!r}; allowed: 'sigmoid'")
-    width, first = config.moe_intermediate_size, config.first_k_dense_replace
-    step = getattr(config, "moe_layer_freq", 1)
-    for name, value, least in (("moe_layer_freq", step, 1), ("first_k_dense_replace", first, 0)):
-        if not is_whole(value) or value < least:
-            told = f"the deepseek_v3 config gives {name}={value!r}"
-            raise CheckpointError(f"{told}; allowed: a whole number from {least} on")
-    routing = Routing(
-        config.num_experts_per_tok,
-        scoring,
-        bool(config.norm_topk_prob),
-        float(config.routed_scaling_factor),
-        config.n_group or 1,
-        config.topk_group or 1,
-    )
-    layers = range(config.num_hidden_layers)
-    dense = tuple(layers[:first] if step == 1 else (number for number in layers if number < first or number % step))
-    shared = width * (config.n_shared_experts or 0)
-    return MixtureConfig(config.n_routed_experts, width, routing, dense, shared)
 
 
 def _read_latent(config: Any) -> Latent:
     names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank")
     rank, plain, turning, value, query_rank = (getattr(config, name) for name in names)
+    kind = config.model_type
     for name, width in zip(names, (rank, plain, turning, value, 1 if query_rank is None else query_rank)):
         if not is_whole(width) or width < 1:
-            raise CheckpointError(f"the deepseek_v3 config gives {name}={width!r}; allowed: a whole number above 0")
+            raise CheckpointError(f"the {kind} config gives {name}={width!r}; allowed: a whole number above 0")
     if turning % 2:
-        raise CheckpointError(f"the deepseek_v3 config gives qk_rope_head_dim={turning}; allowed: an even number")
+        raise CheckpointError(f"the {kind} config gives qk_rope_head_dim={turning}; allowed: an even number")
     return Latent(rank, query_rank, plain, turning, value, bool(getattr(config, "rope_interleave", True)))

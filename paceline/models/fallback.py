@@ -25,6 +25,7 @@ from paceline.models.base import Model
 from paceline.models.batch import Batch
 from paceline.models.config import ModelConfig
 from paceline.models.strands import Pass, cut, gather, group
+from paceline.models.weights import Weights
 
 
 class PageLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -198,9 +199,15 @@ class Fallback(Model):
             raise OptionError(f"the layers of {type(self.module).__name__} cannot be told apart, so none can be tapped")
 
     def first_layers(self, count: int) -> NoReturn:
-        self.check_lends("early exit")
+        self._keep_layers("early exit")
 
-    def check_lends(self, drafter: str) -> NoReturn:
+    def extra_layer(self, weights: Weights) -> NoReturn:
+        self._keep_layers("an MTP drafter")
+
+    def key_turns(self) -> NoReturn:
+        self._keep_layers("a GLIDE drafter")
+
+    def _keep_layers(self, drafter: str) -> NoReturn:
         raise OptionError(
             f"{drafter} computes with the target's own layers, which a model run by transformers does not lend; "
             "allowed for it: drafters without a model, draft models, and heads that read its states"

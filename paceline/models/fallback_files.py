@@ -39,7 +39,7 @@ UNSAID_POSITIONS = 2048  # of models that say nothing, such as BLOOM, whose ALiB
 
 
 @dataclass(frozen=True)
-class Whole:
+class FallbackSource:
     """A model to be read: transformers' config, and the folder or the object it is in."""
 
     config: Any
@@ -49,7 +49,7 @@ class Whole:
     trust: bool = False
 
 
-def find_folder(folder: Path, raw: Mapping[str, Any], trust: bool) -> Whole:
+def find_folder(folder: Path, raw: Mapping[str, Any], trust: bool) -> FallbackSource:
     """By its config.json. Code that comes with it is run only if it is trusted."""
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -73,44 +73,45 @@ def find_folder(folder: Path, raw: Mapping[str, Any], trust: bool) -> Whole:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=foreign)
     except Exception as error:
         raise CheckpointError(f"{path} is not a usable {kind} config: {first_line(error)}") from None
-    whole = Whole(config, str(folder), folder, trust=foreign)
-    refuse(whole)
-    return whole
+    source = FallbackSource(config, str(folder), folder, trust=foreign)
+    refuse(source)
+    return source
 
 
-def find_object(module: Any) -> Whole:
+def find_object(module: Any) -> FallbackSource:
     """A user's own, by the config it carries."""
-    whole = Whole(module.config, f"the {type(module).__name__} object", module=module)
-    refuse_config(getattr(module.config, "quantization_config", None), whole.label)
-    refuse(whole)
-    return whole
+    source = FallbackSource(module.config, f"the {type(module).__name__} object", module=module)
+    refuse_config(getattr(module.config, "quantization_config", None), source.label)
+    refuse(source)
+    return source
 
 
-def refuse(whole: Whole) -> None:
+def refuse(source: FallbackSource) -> None:
     """What no cache of keys and values can run, by name."""
-    config, kind = whole.config, whole.config.model_type
+    config, kind = source.config, source.config.model_type
     if getattr(config, "is_encoder_decoder", False):
-        raise CheckpointError(f"{whole.label} is a {kind} model, an encoder with a decoder; only decoders can be run")
+        raise CheckpointError(f"{source.label} is a {kind} model, an encoder with a decoder; only decoders can be run")
     text = config.get_text_config(decoder=True)  # the config itself, unless the model reads pictures too
-    found = next((one for part in (config, text) for one in _states(part, _class(whole))), None)
+    found = next((one for part in (config, text) for one in _states(part, _class(source))), None)
     if found is not None:
         raise CheckpointError(
-            f"{whole.label} is a {kind} model, whose layers keep a state besides keys and values ({found}); such "
+            f"{source.label} is a {kind} model, whose layers keep a state besides keys and values ({found}); such "
             "recurrent and hybrid models cannot be rolled back by length when drafts are refused, so they are not run"
         )
 
 
-def _class(whole: Whole) -> Any:
+def _class(source: FallbackSource) -> Any:
     """transformers' class for it; None: its code comes with it."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    if whole.module is not None:
-        return type(whole.module)
-    if whole.trust:
+    if source.module is not None:
+        return type(source.module)
+    if source.trust:
         return None
-    if type(whole.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise CheckpointError(f"{whole.label} is a {whole.config.model_type} model, which generates no text by itself")
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(whole.config)]
+    if type(source.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        kind = source.config.model_type
+        raise CheckpointError(f"{source.label} is a {kind} model, which generates no text by itself")
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(source.config)]
 
 
 def _states(config: Any, kind: Any) -> Iterator[str]:
@@ -126,12 +127,12 @@ def _states(config: Any, kind: Any) -> Iterator[str]:
             yield f"its config has {name}"
 
 
-def read_config(whole: Whole, eos: Any) -> ModelConfig:
+def read_config(source: FallbackSource, eos: Any) -> ModelConfig:
     """The counts that an engine asks for, wherever the config keeps them. What a layer is made of is measured later."""
-    if whole.config.model_type in FAMILIES:
+    if source.config.model_type in FAMILIES:
         with suppress(CheckpointError):  # a kind of rope that is not ours, say
-            return from_transformers(whole.config, eos, whole.label)
-    config = whole.config.get_text_config(decoder=True)
+            return from_transformers(source.config, eos, source.label)
+    config = source.config.get_text_config(decoder=True)
     try:
         hidden, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
         vocabulary, width = config.vocab_size, hidden // heads or 1
@@ -139,7 +140,7 @@ def read_config(whole: Whole, eos: Any) -> ModelConfig:
         raise CheckpointError(f"the {config.model_type} config lacks a value: {first_line(error)}") from None
     dtype = getattr(config, "dtype", None)
     fields = {
-        "architecture": whole.config.model_type,
+        "architecture": source.config.model_type,
         "vocab_size": vocabulary,
         "hidden_size": hidden,
         "num_layers": layers,
@@ -152,10 +153,10 @@ def read_config(whole: Whole, eos: Any) -> ModelConfig:
         "activation": "",
         "tie_embeddings": bool(getattr(config, "tie_word_embeddings", False)),
         "learned_positions": True,  # nothing is promised beyond the last one
-        "eos_ids": end_ids(eos, whole.label) or end_ids(getattr(config, "eos_token_id", None), whole.label),
+        "eos_ids": end_ids(eos, source.label) or end_ids(getattr(config, "eos_token_id", None), source.label),
         "torch_dtype": None if dtype is None else str(dtype).removeprefix("torch."),
     }
-    return make_config(fields, whole.label)
+    return make_config(fields, source.label)
 
 
 def find_positions(config: Any) -> int:
@@ -174,16 +175,21 @@ def find_positions(config: Any) -> int:
 
 
 def build(
-    whole: Whole, config: ModelConfig, dtype: torch.dtype, device: torch.device, kernels: str, quantization: str | None
+    source: FallbackSource,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: str,
+    quantization: str | None,
 ) -> Fallback:
     """Read the weights, and hold the module to what it has to do."""
     ops = find_ops(kernels, device, dtype, quantization)
-    module = read_folder(whole, dtype) if whole.module is None else place(whole.module, dtype, device)
+    module = read_folder(source, dtype) if source.module is None else place(source.module, dtype, device)
     name = type(module.to(device).eval()).__name__
     try:
         body = find_body(module)
         if body is None or module.get_output_embeddings() is None:
-            raise CheckpointError(f"{whole.label}: {name} is not made of tokens, layers and a head")
+            raise CheckpointError(f"{source.label}: {name} is not made of tokens, layers and a head")
         vocabulary = module.get_output_embeddings().weight.shape[0]  # as many as there are logits, whatever was said
         model = Fallback(replace(config, vocab_size=vocabulary), ops, module, body)
         model.specs = measure(model)
@@ -191,11 +197,11 @@ def build(
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(f"{whole.label}: {name} cannot be run: {first_line(error)}") from None
+        raise CheckpointError(f"{source.label}: {name} cannot be run: {first_line(error)}") from None
     log.warning(
         "%s (model type %s) is run by transformers' %s, the fallback: slower than code of ours. Drafters without a "
         "model, draft models, and heads that read states can draft for it",
-        whole.label,
+        source.label,
         config.architecture,
         name,
     )
@@ -214,22 +220,22 @@ def find_ops(kernels: str, device: torch.device, dtype: torch.dtype, quantizatio
     return select("torch" if kernels == "auto" else kernels, device, dtype)
 
 
-def read_folder(whole: Whole, dtype: torch.dtype) -> Any:
+def read_folder(source: FallbackSource, dtype: torch.dtype) -> Any:
     """The module with every weight of the folder; what is missing is refused, what is left over told."""
     from transformers import AutoModelForCausalLM
 
     try:
-        how = {"config": whole.config, "dtype": dtype, "local_files_only": True, "output_loading_info": True}
+        how = {"config": source.config, "dtype": dtype, "local_files_only": True, "output_loading_info": True}
         with quietly():
-            module, told = AutoModelForCausalLM.from_pretrained(whole.folder, trust_remote_code=whole.trust, **how)
+            module, told = AutoModelForCausalLM.from_pretrained(source.folder, trust_remote_code=source.trust, **how)
     except Exception as error:
-        raise CheckpointError(f"{whole.label} cannot be read by transformers: {first_line(error)}") from None
+        raise CheckpointError(f"{source.label} cannot be read by transformers: {first_line(error)}") from None
     missing = sorted(told["missing_keys"]) + [name for name, *_ in told.get("mismatched_keys", ())]
     if missing:
-        raise CheckpointError(f"{whole.label} lacks {missing[0]}, or has it in another shape ({len(missing)} in all)")
+        raise CheckpointError(f"{source.label} lacks {missing[0]}, or has it in another shape ({len(missing)} in all)")
     unused = sorted(told["unexpected_keys"])
     if unused:
-        log.warning("%s holds tensors this model does not use: %s", whole.label, ", ".join(unused[:5]))
+        log.warning("%s holds tensors this model does not use: %s", source.label, ", ".join(unused[:5]))
     return module
 
 

@@ -46,7 +46,9 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
         "eos_ids": _end_ids(file.metadata, label),
     }
     more = {} if names.more is None else names.more(said.number, num_layers)
-    return make_config({**fields, **more, **family.traits}, label)
+    config = make_config({**fields, **more, **family.traits}, label)
+    said.check_turns(config.head_dim)
+    return config
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,12 @@ class _Metadata:
         if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
             self._refuse(key, found, "one number above 0")
         return float(found)
+
+    def check_turns(self, head: int) -> None:
+        """All of a head turns."""
+        turning = self.count("rope.dimension_count", head)
+        if turning != head:
+            self._refuse("rope.dimension_count", turning, f"a head's width, {head}")
 
     def _refuse(self, key: str, found: Any, allowed: str) -> NoReturn:
         raise CheckpointError(f"{self.label} gives {self.architecture}.{key} as {_shown(found)}; allowed: {allowed}")

@@ -43,6 +43,14 @@ def download(name: str, patterns: tuple[str, ...] = EVERYTHING) -> Path:
         raise _refusal(name, error) from None
 
 
+def find_here(name: str) -> Path | None:
+    """The folder of what was fetched of a repository before; nothing is asked of the hub."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json") if ID.fullmatch(name) else None
+    return Path(found).parent if isinstance(found, str) else None
+
+
 @functools.lru_cache(maxsize=32)  # a name is read several times on its way to a drafter
 def look(name: str, telling: frozenset[str] = frozenset()) -> Look:
     """What a repository holds, from its small files, its list of files and the header of its weights.

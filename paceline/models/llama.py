@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from paceline.kernels import Ops
 from paceline.kernels.ops import Forward, Heads
 from paceline.models.base import Model
@@ -89,6 +91,9 @@ class Llama(Model):
 
     def extra_layer(self, weights: Weights) -> Layer:
         return self.load_layer(self.config.num_layers, self.config, weights)
+
+    def key_turns(self) -> tuple[Tensor, Tensor]:
+        return self.cos, self.sin
 
 
 def read(config: Any) -> dict[str, Any]:

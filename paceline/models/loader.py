@@ -67,7 +67,7 @@ class Found:
     config: ModelConfig
     source: Source
     tokenizer: Any
-    whole: Any = None  # fallback_files.Whole: transformers runs it
+    fallback: Any = None  # fallback_files.FallbackSource: transformers runs it
 
 
 def find_device(name: str | torch.device) -> torch.device:
@@ -137,9 +137,9 @@ def find(
         raise OptionError(f"load_format='dummy' is for models that paceline runs itself: {', '.join(FAMILIES)}")
     from paceline.models import fallback_files
 
-    whole = fallback_files.find_folder(path, raw, trust)
-    config = fallback_files.read_config(whole, generation_eos(path))
-    return Found(config, FolderSource(path), read_tokenizer(tokenizer, trust), whole)
+    fallback = fallback_files.find_folder(path, raw, trust)
+    config = fallback_files.read_config(fallback, generation_eos(path))
+    return Found(config, FolderSource(path), read_tokenizer(tokenizer, trust), fallback)
 
 
 def _ours(kind: Any, impl: str) -> bool:
@@ -154,8 +154,8 @@ def _find_object(model: Any, tokenizer: Any, impl: str) -> Found:
         return Found(from_transformers(model.config, eos), ModelSource(model), read_tokenizer(tokenizer))
     from paceline.models import fallback_files
 
-    whole = fallback_files.find_object(model)
-    return Found(fallback_files.read_config(whole, eos), ModelSource(model), read_tokenizer(tokenizer), whole)
+    fallback = fallback_files.find_object(model)
+    return Found(fallback_files.read_config(fallback, eos), ModelSource(model), read_tokenizer(tokenizer), fallback)
 
 
 def locate(name: str, code: bool = False, weights: bool = True) -> Path:
@@ -226,8 +226,8 @@ def build(
 ) -> Loaded:
     """Read the weights and make the model. `Loaded.dtype` is the arithmetic's: float32 on the native kernels."""
     config, asked = found.config, dtype
-    if found.whole is not None:
-        return _build_whole(found, dtype, device, kernels, quantization)
+    if found.fallback is not None:
+        return _build_fallback(found, dtype, device, kernels, quantization)
     ops = select(kernels, device, dtype, quantization)
     if ops.name == "native":
         dtype = torch.float32
@@ -247,13 +247,13 @@ def build(
     return Loaded(model, found.tokenizer, config, dtype, unused, kernels)
 
 
-def _build_whole(
+def _build_fallback(
     found: Found, dtype: torch.dtype, device: torch.device, kernels: str, quantization: str | None
 ) -> Loaded:
     """By transformers."""
     from paceline.models import fallback_files
 
-    model = fallback_files.build(found.whole, found.config, dtype, device, kernels, quantization)
+    model = fallback_files.build(found.fallback, found.config, dtype, device, kernels, quantization)
     _hand_back_memory()
     return Loaded(model, found.tokenizer, model.config, dtype, [], model.ops.name)
 

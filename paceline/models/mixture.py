@@ -22,7 +22,7 @@ class Layer(llama.Layer):
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self._load_norms(config, weights)
         self._load_attention(config, weights.under("self_attn."))
-        place = next((place for place in PLACES if weights.has(f"{place}gate.weight")), "mlp.")
+        place = next((place for place in PLACES if weights.any_under(place)), "mlp.")
         self.mixture = load_mixture(config, weights.under(place), PLACES[place])
 
     def feed_forward(self, f: Forward, x: Any) -> Any:
@@ -52,6 +52,27 @@ def read_qwen(config: Any) -> dict[str, Any]:
     routing = Routing(config.num_experts_per_tok, "softmax", bool(config.norm_topk_prob))
     mixture = MixtureConfig(config.num_experts, config.moe_intermediate_size, routing, tuple(dense))
     return {**llama.read_mistral(config), "mixture": mixture}
+
+
+def read_grouped(config: Any) -> MixtureConfig:
+    """DeepSeek's experts, and GLM's: chosen by sigmoids within the best groups, beside some that every row passes."""
+    scoring, kind = getattr(config, "scoring_func", "sigmoid"), config.model_type
+    if scoring != "sigmoid":
+        raise CheckpointError(f"the {kind} config gives scoring_func={scoring!r}; allowed: 'sigmoid'")
+    first, step = config.first_k_dense_replace, getattr(config, "moe_layer_freq", 1)
+    shared, groups, kept = (
+        unsaid if value is None else value
+        for value, unsaid in ((config.n_shared_experts, 0), (config.n_group, 1), (config.topk_group, 1))
+    )
+    said = ("first_k_dense_replace", first, 0), ("moe_layer_freq", step, 1), ("n_shared_experts", shared, 0)
+    for name, value, least in said:
+        if not is_whole(value) or value < least:
+            raise CheckpointError(f"the {kind} config gives {name}={value!r}; allowed: a whole number from {least} on")
+    normalised, scale = bool(config.norm_topk_prob), float(config.routed_scaling_factor)
+    routing = Routing(config.num_experts_per_tok, scoring, normalised, scale, groups, kept)
+    dense = tuple(n for n in range(config.num_hidden_layers) if n < first or n % step)
+    width = config.moe_intermediate_size
+    return MixtureConfig(config.n_routed_experts, width, routing, dense, shared * width)
 
 
 def read_gguf(width: str) -> More:

@@ -68,6 +68,9 @@ class Weights:
     def has(self, name: str) -> bool:
         return self.prefix + name in self.source.names()
 
+    def any_under(self, prefix: str) -> bool:
+        return any(name.startswith(self.prefix + prefix) for name in self.source.names())
+
     def unused(self) -> list[str]:
         return sorted(set(self.source.names()) - self.used)
 

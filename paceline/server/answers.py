@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.engine.sequence import Logprob
-from paceline.engine.stats import SequenceStats
+from paceline.engine.stats import SequenceStats, add_by_position
 from paceline.engine.update import Update
 from paceline.pieces import Pieces
 
@@ -181,7 +181,8 @@ def usage(prompt_tokens: int, all_stats: Iterable[SequenceStats]) -> dict[str, A
     """OpenAI's counts, and what speculation did."""
     listed = list(all_stats)
     tokens = sum(stats.tokens for stats in listed)
-    drafted, accepted = _by_position(listed, "proposed"), _by_position(listed, "accepted")
+    drafted = add_by_position(stats.proposed for stats in listed)
+    accepted = add_by_position(stats.accepted for stats in listed)
     forwards = sum(stats.rounds for stats in listed)
     return {
         "prompt_tokens": prompt_tokens,
@@ -201,8 +202,3 @@ def usage(prompt_tokens: int, all_stats: Iterable[SequenceStats]) -> dict[str, A
             "accepted_by_position": accepted,
         },
     }
-
-
-def _by_position(listed: list[SequenceStats], name: str) -> list[int]:
-    rows: list[list[int]] = [getattr(stats, name) for stats in listed]
-    return [sum(row[depth] for row in rows if depth < len(row)) for depth in range(max(map(len, rows), default=0))]

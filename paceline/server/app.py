@@ -40,6 +40,7 @@ PAGE = Path(__file__).parent / "page"
 PARTS = frozenset(path.name for path in PAGE.iterdir())
 FRESH = {"Cache-Control": "no-cache"}  # parts of one page are of one version
 ANY_MODEL = "default"  # a name that is always accepted
+BUSY = (400, 401, 404, 408, 413, 429, 500, 503)  # what a request with a body may be answered with, beside 200
 
 
 @dataclass(frozen=True)
@@ -206,8 +207,14 @@ def _add_routes(app: FastAPI, server: Server) -> None:
             )
 
     keyed = [Depends(check_key)]
-    errors = _told_errors(400, 401, 404)
-    busy = _told_errors(400, 401, 404, 408, 413, 429, 500, 503)
+    _add_generation(app, server, keyed)
+    _add_lookups(app, server, keyed)
+    _add_watching(app, server)
+
+
+def _add_generation(app: FastAPI, server: Server, keyed: list[Any]) -> None:
+    """Routes that ask the engine."""
+    busy = _told_errors(*BUSY)
     streamed: dict[int | str, dict[str, Any]] = {
         200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
     }
@@ -236,6 +243,11 @@ def _add_routes(app: FastAPI, server: Server) -> None:
     app.post("/v1/chat/completions/completions", dependencies=keyed, include_in_schema=False)(completions)
     app.post("/v1/chat/completions/chat/completions", dependencies=keyed, include_in_schema=False)(chat_completions)
 
+
+def _add_lookups(app: FastAPI, server: Server, keyed: list[Any]) -> None:
+    """Routes that the server answers by itself."""
+    errors, busy = _told_errors(400, 401, 404), _told_errors(*BUSY)
+
     @app.get("/v1/models", dependencies=keyed, responses=errors)
     async def models() -> Answer:
         """The names this server answers to."""
@@ -260,6 +272,10 @@ def _add_routes(app: FastAPI, server: Server) -> None:
         """Token ids as text."""
         server.check_model(body.model)
         return Answer({"prompt": await _judged(server.reader.detokenize, body)})
+
+
+def _add_watching(app: FastAPI, server: Server) -> None:
+    """Routes for whoever looks after it, open to all."""
 
     @app.get("/health", responses=_told_errors(503))
     async def health() -> Answer:

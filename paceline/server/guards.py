@@ -8,7 +8,8 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from paceline.server.answers import encode, error_body
+from paceline.server.answers import encode
+from paceline.server.mistakes import Mistake
 
 HEADER_SECONDS = 30.0
 
@@ -70,7 +71,7 @@ class _Gone(Exception):
 
 
 async def _refuse(send: Any, status: int, sentence: str) -> None:
-    body = encode(error_body(sentence, "invalid_request_error" if status == 413 else "timeout_error"))
+    body = encode(Mistake(status, sentence).body())
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})

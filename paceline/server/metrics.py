@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from paceline.engine.stats import SequenceStats
+from paceline.engine.stats import SequenceStats, add_by_position
 from paceline.engine.update import Update
 from paceline.server.engine import EngineProcess
 
@@ -97,8 +96,8 @@ class Metrics:
         self.cached_tokens.inc(stats.prefix_hit)
         ready = self._engine.ready
         name = ready.drafter if ready is not None and ready.drafter is not None else "none"
-        self._ended.proposed = _added(self._ended.proposed, stats.proposed)
-        self._ended.accepted = _added(self._ended.accepted, stats.accepted)
+        self._ended.proposed = add_by_position([self._ended.proposed, stats.proposed])
+        self._ended.accepted = add_by_position([self._ended.accepted, stats.accepted])
         for depth, count in enumerate(stats.proposed, 1):
             self.drafted.labels(name, depth).inc(count)
         if begun is not None:
@@ -181,7 +180,3 @@ def _values(counter: Counter) -> dict[tuple[str, ...], float]:
 
 def _value(counter: Counter) -> float:
     return sum(_values(counter).values())
-
-
-def _added(one: list[int], other: list[int]) -> list[int]:
-    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]

@@ -13,9 +13,12 @@ KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "engine_error",
+    503: "engine_error",
 }
-KINDS |= {408: "timeout_error", 429: "rate_limit_error", 503: "engine_error", 500: "engine_error"}
 
 
 class Answer(JSONResponse):
@@ -30,11 +33,13 @@ class Mistake(Exception):
         super().__init__(sentence)
         self.status, self.sentence, self.code, self.param = status, sentence, code, param
 
+    def body(self) -> dict[str, Any]:
+        return error_body(self.sentence, KINDS.get(self.status, KINDS[400]), self.param, self.code)
+
     def answer(self) -> Answer:
         headers = {"Retry-After": "1"} if self.status in (429, 503) else {}
         headers |= {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
-        kind = KINDS.get(self.status, "invalid_request_error")
-        return Answer(error_body(self.sentence, kind, self.param, self.code), self.status, headers)
+        return Answer(self.body(), self.status, headers)
 
 
 def mistake_of(error: PacelineError) -> Mistake:

@@ -33,7 +33,7 @@ def answer(app: Any, listener: socket.socket, host: str, model: str) -> None:
     address = f"http://{shown}:{listener.getsockname()[1]}"
     engine = app.state.server.engine
 
-    class Told(uvicorn.Server):
+    class Announced(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
             if not self.started:  # nothing is under way
                 engine.give_up()
@@ -55,7 +55,7 @@ def answer(app: Any, listener: socket.socket, host: str, model: str) -> None:
     config = uvicorn.Config(
         app, http=Impatient, log_level="warning", timeout_graceful_shutdown=GRACE, access_log=False, lifespan="on"
     )
-    server = Told(config)
+    server = Announced(config)
     try:
         server.run(sockets=[listener])
     except EngineError:

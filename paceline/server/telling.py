@@ -11,9 +11,9 @@ from fastapi import Request
 
 from paceline.errors import PacelineError
 from paceline.prompts import Prompt
-from paceline.server.answers import Choice, Form, encode, error_body, usage
+from paceline.server.answers import Choice, Form, encode, usage
 from paceline.server.engine import Stream
-from paceline.server.mistakes import KINDS, Mistake, mistake_of
+from paceline.server.mistakes import Mistake, mistake_of
 
 
 @dataclass
@@ -65,7 +65,7 @@ async def tell_stream(asked: Asked, with_usage: bool) -> AsyncIterator[bytes]:
             yield event({**head, "choices": [], "usage": asked.usage()})
     except (Mistake, PacelineError) as error:
         wrong = error if isinstance(error, Mistake) else mistake_of(error)
-        yield event(error_body(wrong.sentence, KINDS[wrong.status], wrong.param, wrong.code))
+        yield event(wrong.body())
     finally:
         asked.close()
     yield b"data: [DONE]\n\n"

@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline import NGram, SamplingParams
 from paceline.bench import results
-from paceline.bench.compare import Answer, Comparison, Measured, Pass, Plan, Variant
+from paceline.bench.measured import Answer, Comparison, Measured, Pass, Plan, Variant
 from paceline.cli import drafters
 from paceline.engine.sequence import Provenance
 from paceline.engine.stats import SequenceStats

@@ -12,8 +12,8 @@ import torch
 from paceline import LLM, NGram, SamplingParams
 from paceline.bench import gtest
 from paceline.bench.check import Asked, Found, check
-from paceline.bench.compare import Variant
 from paceline.bench.lens import Lens, Text
+from paceline.bench.measured import Variant
 from paceline.drafters.base import Context, QuietDrafter
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.tree import Proposal

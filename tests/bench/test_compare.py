@@ -12,8 +12,9 @@ import torch
 from paceline import LLM, DraftModel, NGram, SamplingParams, Suffix
 from paceline.bench import compare as bench
 from paceline.bench import differences
-from paceline.bench.compare import Comparison, Plan, Variant, compare, find_differences
+from paceline.bench.compare import compare, find_differences
 from paceline.bench.differences import Difference
+from paceline.bench.measured import Comparison, Pass, Plan, Variant
 from paceline.bench.results import labels
 from paceline.errors import OptionError, PacelineError
 from tests.bench.asked import NAMES, PROMPTS
@@ -185,7 +186,7 @@ def test_an_interrupt_while_margins_are_recomputed_keeps_those_that_were(
 ) -> None:
     real_run, real_margin, asked = bench.run_prompts, differences.find_margin, 0
 
-    def faulty(llm: LLM, plan: Plan, numbers: Any, on_done: Any) -> bench.Pass:
+    def faulty(llm: LLM, plan: Plan, numbers: Any, on_done: Any) -> Pass:
         done = real_run(llm, plan, numbers, on_done)
         for answer in done.answers if llm.engine.drafter is not None else ():
             answer.output = copy.deepcopy(answer.output)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline import LLM, MTP, DraftModel, NGram, SamplingParams
 from paceline.bench import kept
+from paceline.drafters import mtp
 from paceline.models import loader
 from paceline.testing import tiny_llm
 from tests.cli.checkpoints import make_model
-from tests.drafters.tiny_mtp import tiny_mtp
+from tests.drafters.tiny_mtp import tiny_mtp, write_mimo
 
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 10, 9, 10, 9]]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -72,3 +74,16 @@ def test_a_length_that_files_say_is_the_drafters_own() -> None:
     assert drafter.max_nodes == 2
     mixed = [MTP(folder), MTP(folder, num_draft_tokens=3)]
     assert kept.keep_loaded(mixed) == mixed
+
+
+def test_modules_that_lie_with_the_target_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, real = [], mtp.load_modules
+    monkeypatch.setattr(mtp, "load_modules", lambda *given: (reads.append(given), real(*given))[1])
+    target = write_mimo(tmp_path)
+    [drafter] = kept.keep_loaded([MTP()])
+    assert kept.has_weights(MTP())
+    llm = make_llm(target)
+    for config in (drafter, None, drafter):
+        llm.set_drafter(config)
+        llm.generate(PROMPTS, PARAMS)
+    assert len(reads) == 1

@@ -9,9 +9,9 @@ import pytest
 
 from paceline import DraftModel, NGram
 from paceline.bench import machine, results
-from paceline.bench.compare import Measured
 from paceline.bench.differences import Difference
 from paceline.bench.interval import RESAMPLES
+from paceline.bench.measured import Measured
 from tests.bench.examples import IDS, TOKENIZER, comparison, example, record
 
 

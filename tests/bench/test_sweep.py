@@ -9,8 +9,9 @@ import pytest
 
 from paceline import DraftModel, FirstOf, NGram, SamplingParams, Suffix
 from paceline.bench import sweep
-from paceline.bench.compare import Comparison, Plan, compare
+from paceline.bench.compare import compare
 from paceline.bench.interval import Estimate
+from paceline.bench.measured import Comparison, Plan
 from paceline.bench.sweep import Best, find_best, make_variants, read_lengths, repeated_share
 from paceline.errors import OptionError
 from tests.bench.asked import NAMES, PROMPTS

@@ -7,13 +7,13 @@ import torch
 
 from paceline.cache.pages import Key, PagePool
 from paceline.cache.slots import Slots
-from paceline.cache.windowed import Windowed
+from paceline.cache.windowed import WindowPages
 
 SIZE, WIDTH = 4, 6
 
 
-def make(num_pages: int = 20, width: int = WIDTH) -> Windowed:
-    return Windowed(Slots(3, 80, 20, torch.device("cpu")), PagePool(num_pages, SIZE), width)
+def make(num_pages: int = 20, width: int = WIDTH) -> WindowPages:
+    return WindowPages(Slots(3, 80, 20, torch.device("cpu")), PagePool(num_pages, SIZE), width)
 
 
 def keys(count: int) -> list[Key]:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from paceline import SamplingParams
 from paceline.bench import compare as bench
 from paceline.bench import peers
+from paceline.bench.measured import Pass, Plan
 from paceline.cli import app, bench_offline
 from paceline.llm import LLM
 from tests.cli import measured
@@ -81,7 +82,7 @@ def test_an_interrupt_keeps_the_cells_that_were_measured(
 ) -> None:
     real = bench.run_prompts
 
-    def interrupted(llm: LLM, plan: bench.Plan, numbers: Any, on_done: Any) -> bench.Pass:
+    def interrupted(llm: LLM, plan: Plan, numbers: Any, on_done: Any) -> Pass:
         if not plan.params.greedy:
             raise KeyboardInterrupt
         return real(llm, plan, numbers, on_done)

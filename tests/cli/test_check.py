@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.bench import compare as bench
+from paceline.bench.measured import Pass, Plan
 from paceline.cli import app
 from paceline.llm import LLM
 from tests.cli import measured
@@ -37,7 +38,7 @@ def test_a_drafter_that_changes_nothing_passes(checkpoint: Path, tmp_path: Path)
 def test_a_changed_token_is_shown_and_the_status_is_1(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = bench.run_prompts
 
-    def faulty(llm: LLM, plan: bench.Plan, numbers: Any, on_done: Any) -> bench.Pass:
+    def faulty(llm: LLM, plan: Plan, numbers: Any, on_done: Any) -> Pass:
         done = real(llm, plan, numbers, on_done)
         for answer in done.answers:
             if llm.engine.drafter is not None and answer.prompt == 1:

@@ -13,6 +13,7 @@ from typer.testing import Result
 from paceline import NGram, SamplingParams, Suffix
 from paceline.bench import compare as bench
 from paceline.bench import differences
+from paceline.bench.measured import Pass, Plan
 from paceline.bench.prompts import read_questions
 from paceline.cli import compare as command
 from paceline.llm import LLM
@@ -117,7 +118,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, position: int) -> None:
     """Let the suffix drafter change a token of the second answer, as a faulty acceptance would."""
     real = bench.run_prompts
 
-    def faulty(llm: LLM, plan: bench.Plan, numbers: Any, on_done: Any) -> bench.Pass:
+    def faulty(llm: LLM, plan: Plan, numbers: Any, on_done: Any) -> Pass:
         done = real(llm, plan, numbers, on_done)
         drafter = llm.engine.drafter
         for answer in done.answers:
@@ -178,7 +179,7 @@ def test_an_interrupt_keeps_what_was_measured_and_exits_130(
 ) -> None:
     real = bench.run_prompts
 
-    def interrupted(llm: LLM, plan: bench.Plan, numbers: Any, on_done: Any) -> bench.Pass:
+    def interrupted(llm: LLM, plan: Plan, numbers: Any, on_done: Any) -> Pass:
         drafter = llm.engine.drafter
         if drafter is not None and drafter.name == "suffix" and plan.params.max_tokens > 8:  # not in the warm-up
             raise KeyboardInterrupt

@@ -151,5 +151,12 @@ def test_what_the_engine_refuses_is_refused_before_anything_is_fetched(monkeypat
     ],
 )
 def test_what_is_on_unless_it_is_said_may_be_said_in_foreign_words(typed: str, on: bool) -> None:
-    context = GROUP.commands["generate"].make_context("generate", [*typed.split(), "hello"])
+    context = GROUP.commands["generate"].make_context("generate", ["hello", *typed.split()])
     assert options.read(EngineOptions, context.params).get("mla_use_matrix_absorption", True) is on
+
+
+@pytest.mark.parametrize("typed", ["--mla_use_matrix_absorption maybe", "--mla_use_matrix_absorption=maybe"])
+def test_what_is_neither_yes_nor_no_is_not_taken_for_a_prompt(typed: str) -> None:
+    result = RUNNER.invoke(app, ["generate", "hello", *typed.split()])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "--mla_use_matrix_absorption maybe is not allowed; allowed: true or false\n"

@@ -11,6 +11,7 @@ from typer.testing import Result
 
 from paceline import DraftModel, NGram, SamplingParams, Suffix
 from paceline.bench import compare as bench
+from paceline.bench.measured import Pass, Plan
 from paceline.cli import sweep as command
 from paceline.llm import LLM
 from tests.cli import measured
@@ -139,7 +140,7 @@ def test_an_interrupt_keeps_the_lengths_that_were_measured(
 ) -> None:
     real = bench.run_prompts
 
-    def interrupted(llm: LLM, plan: bench.Plan, numbers: Any, on_done: Any) -> bench.Pass:
+    def interrupted(llm: LLM, plan: Plan, numbers: Any, on_done: Any) -> Pass:
         drafter = llm.engine.drafter
         if drafter is not None and drafter.max_nodes == 3 and plan.params.max_tokens > 8:  # not in the warm-up
             raise KeyboardInterrupt

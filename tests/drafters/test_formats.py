@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from paceline import LLM, DraftModel
 from paceline.drafters import make
 from paceline.drafters.formats import find_kind
-from paceline.errors import OptionError
+from paceline.errors import CheckpointError, OptionError
+from tests.drafters.tiny_eagle import tiny_eagle
 from tests.fakes import tiny_model
 
 # config, tensors, what it is; as their publishers write them
@@ -78,6 +79,16 @@ def test_a_glide_folder_is_not_taken_for_a_llama(tmp_path: Path, marks: str) -> 
     glide = folder_with(tmp_path / "my-draft", config, tensors)
     with pytest.raises(OptionError, match="holds a GLIDE drafter, not a draft model; write glide:model="):
         LLM(tiny_model(), DraftModel(str(glide)), kernels="reference", max_model_len=32)
+
+
+def test_a_drafter_given_as_the_model_is_told_how_it_is_used() -> None:
+    head = tiny_eagle("third")
+    with pytest.raises(CheckpointError) as refused:
+        LLM(head)
+    assert str(refused.value) == (
+        f"{head} holds an EAGLE drafter, which is no model by itself; give the model it drafts for, and it as the "
+        "drafter: eagle:model=… on the command line, Eagle(model=…) in Python"
+    )
 
 
 def test_a_word_nearly_a_drafter_s_is_answered_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

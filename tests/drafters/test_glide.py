@@ -250,7 +250,8 @@ def test_what_does_not_fit_is_refused_in_a_sentence(
 def test_a_target_whose_keys_are_not_turned_is_refused() -> None:
     sizes = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64, "eos_token_id": 2}
     target = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
-    with pytest.raises(PacelineError, match="a GLIDE drafter, whose targets turn their keys; this one does not"):
+    said = "^a GLIDE drafter's target turns its keys by cos and sin; one of type 'gpt2' does not$"
+    with pytest.raises(PacelineError, match=said):
         llm_with(target, Glide(shared("glide")), max_model_len=64)
 
 

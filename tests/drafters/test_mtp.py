@@ -205,8 +205,13 @@ def test_modules_for_another_width_are_told_so() -> None:
 
 def test_a_target_that_lends_no_layers_is_told_so() -> None:
     config = transformers.GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64)
-    with pytest.raises(CheckpointError, match=r"made of their target's layers; a target of type 'gpt2' lends none$"):
-        LLM(transformers.GPT2LMHeadModel(config), MTP(tiny_mtp("mimo")), kernels="torch")
+    folder = tiny_mtp("mimo")
+    with pytest.raises(CheckpointError) as refused:
+        LLM(transformers.GPT2LMHeadModel(config), MTP(folder), kernels="torch")
+    assert str(refused.value) == (
+        f"{folder} holds modules made of their target's layers, and this target lends none: "
+        "such modules come from mimo models, the target is of type 'gpt2'"
+    )
 
 
 def test_a_target_run_by_transformers_is_told_what_can_draft_for_it() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from paceline.cache.pages import PagePool, page_key
 from paceline.cache.slots import Slots
-from paceline.cache.windowed import Windowed
+from paceline.cache.windowed import WindowPages
 from paceline.engine.detokenizer import Detokenizer
 from paceline.engine.round import Plan as Launch
 from paceline.engine.scheduler import MustRead, Planned, Scheduler
@@ -72,7 +72,7 @@ class Simulation:
         pages = -(-(MAX_LENGTH + plan.spread) // SIZE)
         self.slots = Slots(plan.num_slots, MAX_LENGTH, pages, torch.device("cpu"), apart=plan.behind > 0)
         if plan.width:
-            self.slots.windowed = Windowed(self.slots, PagePool(plan.num_windowed, SIZE), plan.width)
+            self.slots.windowed = WindowPages(self.slots, PagePool(plan.num_windowed, SIZE), plan.width)
         kind = WindowedScheduler if plan.width else Scheduler
         self.scheduler = kind(self.pool, self.slots, plan.max_rows, plan.prefix_caching)
         self.contents: dict[tuple[int, int], tuple[int, ...]] = {}  # what pages under windows hold, page and place

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from paceline import LLM
@@ -264,11 +265,18 @@ def test_the_cache_holds_what_the_formulas_say(
     assert texts[0] == texts[1] and naive > 4 * latent
 
 
-def test_the_published_model_would_take_what_its_paper_says() -> None:
-    shape = {"hidden_size": 32, "num_attention_heads": 128, "num_key_value_heads": 128, "kv_lora_rank": 512}
-    widths = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "num_hidden_layers": 1}
-    found = build(tiny_deepseek("dense", **shape, **widths, first_k_dense_replace=1)).model.cache_bytes(torch.bfloat16)
-    assert list(found.values()) == [576 * 2, 128 * (192 + 128) * 2]
+def test_the_published_model_would_take_what_the_page_says() -> None:
+    published, names = transformers.DeepseekV3Config(), ["num_attention_heads", "num_key_value_heads", "kv_lora_rank"]
+    shape = {n: getattr(published, n) for n in (*names, "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")}
+    one = tiny_deepseek("dense", **shape, hidden_size=32, num_hidden_layers=1, first_k_dense_replace=1)
+    latent, naive = (
+        size * published.num_hidden_layers for size in build(one).model.cache_bytes(torch.float32).values()
+    )
+    page = " ".join((Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8").split())
+    each = 4 * published.num_hidden_layers
+    assert f"{latent // each} values a token and layer in V3" in page
+    assert f"its {published.num_attention_heads} heads would be {naive // each:,}" in page
+    assert f"takes {latent} bytes a token as latent rows, where it would take {naive} bytes a token" in page
 
 
 def test_a_form_that_is_none_is_refused() -> None:

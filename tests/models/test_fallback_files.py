@@ -13,7 +13,7 @@ import transformers
 from paceline import LLM, DraftModel, NGram, SamplingParams
 from paceline.errors import CheckpointError, OptionError, PacelineError
 from paceline.models.fallback import Fallback
-from paceline.models.fallback_files import Whole, find_positions, refuse
+from paceline.models.fallback_files import FallbackSource, find_positions, refuse
 from paceline.testing import prompts, tiny_model, tokens_of
 from tests.drafters import contract
 from tests.models import own_code
@@ -134,7 +134,7 @@ RECURRENT = (
 def test_recurrent_and_hybrid_models_are_refused_by_name(kind: str) -> None:
     config = transformers.AutoConfig.for_model(kind)
     with pytest.raises(CheckpointError) as caught:
-        refuse(Whole(config, "the folder"))
+        refuse(FallbackSource(config, "the folder"))
     assert_sentence(caught.value, "the folder", f"a {kind} model", "cannot be rolled back by length")
 
 

@@ -89,6 +89,7 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"attention.layer_norm_rms_epsilon": "small"}, "layer_norm_rms_epsilon"),
     ({"attention.layer_norm_rms_epsilon": float("nan")}, "layer_norm_rms_epsilon"),
     ({"rope.freq_base": [1.0]}, "rope.freq_base"),
+    ({"rope.dimension_count": 8}, "rope.dimension_count as 8"),
     ({"rope.scaling.type": "linear", "rope.scaling.factor": "two"}, "rope.scaling.factor"),
     ({"tokenizer.ggml.eos_token_id": [2]}, "eos_token_id"),
     ({"tokenizer.ggml.eos_token_id": "two"}, "eos_token_id"),

@@ -21,7 +21,7 @@ from paceline.models import loader, tile_cache
 from paceline.models.mixture import Layer, MixtureLlama
 from paceline.models.sources import half_split_order
 from tests.kernels.tiny import write_mixed
-from tests.models.folders import configure, refuse
+from tests.models.folders import configure, refuse, rewrite
 from tests.models.gguf_files import finish, write
 from tests.models.running import CPU, run
 from tests.sentences import assert_sentence
@@ -237,6 +237,13 @@ def test_a_config_that_does_not_fit_its_experts_is_refused(
     folder = save(name, tmp_path)
     configure(folder, **changes)
     refuse(folder, named)
+
+
+def test_a_router_that_is_missing_is_called_as_its_file_calls_it(tmp_path: Path) -> None:
+    folder = save("mixtral", tmp_path)
+    name = "model.layers.0.block_sparse_moe.gate.weight"
+    rewrite(folder, lambda state: state.pop(name))
+    refuse(folder, name)
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ void keep_groups(const Op& op, float* judged, int64_t experts, float* worth) {
 
 // A row's experts from its scores x: out is K numbers of experts, ascending, K weights, and room for 3 E.
 void route(const Op& op, const float* x, int64_t experts, float* out) {
-    const int64_t chosen = op.n0;
-    float *ids = out, *weights = ids + chosen, *own = weights + chosen, *judged = own + experts, *worth = judged + experts;
+    const int64_t per_row = op.n0;
+    float *ids = out, *weights = ids + per_row, *own = weights + per_row, *judged = own + experts, *worth = judged + experts;
     const float* bias = static_cast<const float*>(op.w0);
     if (!op.n1) {
         float most = x[0], sum = 0;
@@ -74,23 +74,23 @@ void route(const Op& op, const float* x, int64_t experts, float* out) {
         if (judged[i] != judged[i]) judged[i] = -INFINITY;
     }
     if (op.n4 < op.n3) keep_groups(op, judged, experts, worth);
-    for (int64_t k = 0; k < chosen; ++k) {
+    for (int64_t k = 0; k < per_row; ++k) {
         const float best = float(take_best(judged, experts));
         int64_t at = k;
         for (; at > 0 && ids[at - 1] > best; --at) ids[at] = ids[at - 1];
         ids[at] = best;
     }
     float sum = 0;
-    for (int64_t k = 0; k < chosen; ++k) { weights[k] = own[int64_t(ids[k])]; sum += weights[k]; }
-    for (int64_t k = 0; k < chosen; ++k) weights[k] = (op.n2 ? weights[k] / (sum + 1e-20f) : weights[k]) * op.f;
+    for (int64_t k = 0; k < per_row; ++k) { weights[k] = own[int64_t(ids[k])]; sum += weights[k]; }
+    for (int64_t k = 0; k < per_row; ++k) weights[k] = (op.n2 ? weights[k] / (sum + 1e-20f) : weights[k]) * op.f;
 }
 
 // Lays out the pairs of all rows, as `route` chose.
 void sort_pairs(const Frame& frame, Pairs& pairs, const Op& op) {
-    const int64_t chosen = op.n0, experts = op.n1, rows = frame.batch.rows;
+    const int64_t per_row = op.n0, experts = op.n1, rows = frame.batch.rows;
     std::fill_n(pairs.counts.begin(), experts, 0);
     for (int64_t r = 0; r < rows; ++r)
-        for (int64_t k = 0; k < chosen; ++k) ++pairs.counts[int64_t(frame.at(op.a, r)[k])];
+        for (int64_t k = 0; k < per_row; ++k) ++pairs.counts[int64_t(frame.at(op.a, r)[k])];
     pairs.chosen.clear();
     pairs.starts.assign(1, 0);
     for (int64_t e = 0; e < experts; ++e) {
@@ -102,9 +102,9 @@ void sort_pairs(const Frame& frame, Pairs& pairs, const Op& op) {
         pairs.starts.push_back(begin + count);
     }
     for (int64_t r = 0; r < rows; ++r)
-        for (int64_t k = 0; k < chosen; ++k) {
+        for (int64_t k = 0; k < per_row; ++k) {
             const int64_t place = pairs.counts[int64_t(frame.at(op.a, r)[k])]++;
-            pairs.places[r * chosen + k] = place;
+            pairs.places[r * per_row + k] = place;
             pairs.rows[place] = r;
         }
 }

@@ -2,7 +2,11 @@
 
 void quantise_heads(Scratch& s, const Op& op, const float* x, int64_t r, int64_t rows) {
     const Weight& w = *static_cast<const Weight*>(op.w0);
-    for (int64_t h = 0; h < op.n0; ++h, x += w.columns) quantise(s, w, x += op.n1, r, rows, h * Scratch::whole(rows));
+    for (int64_t h = 0; h < op.n0; ++h) {
+        x += op.n1;  // what a head has before its matrix's values is not multiplied
+        quantise(s, w, x, r, rows, h * Scratch::whole(rows));
+        x += w.columns;
+    }
 }
 
 // What a head has before its matrix's values is kept. Units of work are tiles of a head.

@@ -19,6 +19,8 @@ namespace {
 #include "attention.inl"
 #include "heads.inl"
 #include "experts.inl"
+#include "picking.inl"
+#include "chain.inl"
 
 bool by_row(int32_t code) { return code != LINEAR && code != ATTENTION && code != PER_HEAD && code != SORT && code != EXPERTS; }
 
@@ -136,50 +138,6 @@ void run_program(Run& run, const Frame& frame, std::atomic<int64_t>* counters) {
     }
 }
 
-// Tokens for `rows` rows of logits, by number: -1 where none is above -inf, or one is no number. `space` holds as many
-// floats as the logits. Takes three counters.
-struct Picker {
-    const float* logits;
-    int64_t rows, size;
-    const int64_t* ids;
-    const Picking* picking;
-    int64_t step;
-    float* space;
-    int64_t* out;
-
-    void operator()(Run& run, std::atomic<int64_t>* counters) const {
-        constexpr int64_t PIECE = 4096;
-        run.each(counters[0], rows, [&](int64_t r) { out[r] = path().largest(logits + r * size, size); });
-        run.pool.meet();
-        if (!picking) return;
-        const int64_t pieces = (size + PIECE - 1) / PIECE;
-        run.each(counters[1], rows * pieces, [&](int64_t unit) {
-            const int64_t begin = unit % pieces * PIECE;
-            if (noisy(unit / pieces)) disturb(unit / pieces, begin, std::min(size, begin + PIECE));
-        });
-        run.pool.meet();
-        run.each(counters[2], rows, [&](int64_t r) { if (noisy(r)) out[r] = path().largest(space + r * size, size); });
-        run.pool.meet();
-    }
-    bool noisy(int64_t r) const { return picking->noisy[r] && out[r] >= 0; }
-    void disturb(int64_t r, int64_t begin, int64_t end) const {
-        const int64_t key = step * rows + r;
-        const Noise noise{uint32_t(picking->first[key]), uint32_t(picking->second[key]), picking->inverse, picking->logarithm};
-        path().disturb(logits + r * size, picking->temperature[r], noise, ids, out[r], begin, end, space + r * size);
-    }
-};
-
-// The vocabulary's logits for rows of finals, which lie one behind the other. Takes two counters.
-void run_head(Run& run, const Batch& batch, const float* finals, std::atomic<int64_t>* counters, const float* bias = nullptr) {
-    const Weight& head = *batch.head;
-    run.each(counters[0], batch.num_head_rows, [&](int64_t r) {
-        quantise(run.scratch, head, finals + batch.head_rows[r] * head.columns, r, batch.num_head_rows);
-    });
-    run.pool.meet();
-    linear(run, counters[1], head, batch.num_head_rows, batch.logits_out, bias);
-    run.pool.meet();
-}
-
 struct Space {  // grown as needed, used by one call at a time
     Floats floats;
     std::vector<Floats> local;
@@ -199,8 +157,6 @@ Space& space() {  // a child of fork starts with its own: the parent's may have 
     if (owner != getpid()) { one = new Space; owner = getpid(); }
     return *one;
 }
-
-constexpr int64_t HEAD_COUNTERS = 5;  // of run_head, then of a Picker
 
 // Memory for a run, and who looks at what in it.
 Frame prepare(Space& s, const Program& program, const Batch& batch, int threads) {
@@ -228,54 +184,6 @@ Frame prepare(Space& s, const Program& program, const Batch& batch, int threads)
     }
     return {program, batch, s.lines, s.groups, s.floats.data()};
 }
-
-// The rows of a chain as a batch: where each draft is fed, step by step, and who goes on.
-struct ChainRows {
-    const Batch& given;
-    const Chain& chain;
-    int64_t *ids, *slots, *positions, *first, *write, *rows;
-    std::vector<double> chances;  // of each row's chain
-
-    ChainRows(Space& s, const Batch& batch, const Chain& chain) : given(batch), chain(chain), chances(batch.rows, 1.0) {
-        s.places.assign(size_t(6 * batch.rows), 0);
-        int64_t* at = s.places.data();
-        for (int64_t** part : {&ids, &slots, &positions, &first, &write, &rows}) { *part = at; at += batch.rows; }
-        for (int64_t r = 0; r < batch.rows; ++r) { ids[r] = chain.newest ? chain.newest[r] : 0; rows[r] = r; chain.counts[r] = 0; }
-    }
-    void lend(Batch& batch) const {
-        batch.ids = ids; batch.slots = slots; batch.positions = positions; batch.first = first; batch.write = write;
-        batch.head_rows = rows; batch.num_head_rows = batch.rows;
-    }
-    // Note what was picked for a step, by number in `ids`, and where to feed it. Whether anyone goes on.
-    bool take(int64_t step, const float* logits, Floats& space) {
-        const int64_t vocabulary = chain.links[step].head->rows;
-        bool any = false;
-        for (int64_t r = 0; r < given.rows; ++r) {
-            const int64_t picked = std::max<int64_t>(0, ids[r]);
-            if (chain.least > 0) chances[r] *= chance(logits + r * vocabulary, vocabulary, picked, chain.picking ? chain.picking->temperature[r] : 1, space.data());
-            const bool drafted = chain.counts[r] == step && !(chances[r] < chain.least);
-            chain.counts[r] += drafted;
-            ids[r] = chain.ids ? chain.ids[picked] : picked;
-            chain.tokens[r * chain.steps + step] = ids[r];
-            const bool on = drafted && given.positions[r] + step < chain.ends[r];
-            slots[r] = on ? given.slots[r] : chain.null_slot;
-            positions[r] = on ? given.positions[r] + step : 0;
-            first[r] = on && given.first ? given.first[r] : 0;
-            const int64_t size = given.block_size, page = given.page_table[slots[r] * given.table_width + positions[r] / size];
-            write[r] = page * size + positions[r] % size;
-            any = any || on;
-        }
-        return any;
-    }
-    // The softmax's value at one place.
-    static double chance(const float* x, int64_t size, int64_t picked, float temperature, float* space) {
-        for (int64_t i = 0; i < size; ++i) space[i] = (x[i] - x[picked]) / temperature;
-        path().exponentials(space, size, space);
-        double sum = 0;
-        for (int64_t i = 0; i < size; ++i) sum += space[i];
-        return 1 / sum;
-    }
-};
 
 }  // namespace
 }  // namespace paceline
@@ -433,7 +341,7 @@ void paceline_chain(const Batch* given, const Chain* chain) {
     std::lock_guard<std::mutex> guard(pool_lock());
     Space& s = space();
     Pool& threads = pool();
-    ChainRows rows(s, *given, *chain);
+    ChainRows rows(s.places, *given, *chain);
     Batch batch = *given;
     rows.lend(batch);
     for (int64_t step = 0; step < chain->steps; ++step) {
