@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-PDL = not INTERPRETED  # programmatic dependent launch: sm_90 and later
-LINE = 64  # values of 16 bits in a line of the cache
+HOPPER = not INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+PDL = HOPPER  # programmatic dependent launch
+BOXES = HOPPER or INTERPRETED  # tiles that the device copies by itself
 
 
 def launching(num_warps: int, num_stages: int = 3) -> dict[str, Any]:
