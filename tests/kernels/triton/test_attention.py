@@ -132,11 +132,12 @@ class Same:
     heads = ONE
     deepest = (0, 2, 4, 5)  # the nodes of BRANCHES' longest branch
 
-    def __init__(self, module: Any, device: torch.device) -> None:
+    def __init__(self, module: Any, device: torch.device, dtype: torch.dtype) -> None:
         self.module = module
-        start, exact = 46, device.type == "cpu"
+        # In float32 the order of merging shows, hence more chunks; rounded to 16 bits it would not.
+        start, exact = 110 if dtype == torch.float32 else 46, device.type == "cpu"
         self.tree = lay([Rows(start, parents=BRANCHES), Rows(0)], device)
-        self.q, self.cache = fill(self.tree, self.heads, torch.bfloat16, exact)
+        self.q, self.cache = fill(self.tree, self.heads, dtype, exact)
         self.chain = lay([Rows(0), Rows(start - 2, 2 + len(self.deepest))], device)  # under the same pages
         self.chain.page_table = self.tree.page_table
         for part in self.cache:
@@ -159,11 +160,13 @@ class Same:
         return found
 
 
-@pytest.mark.parametrize("look", [{}, {"window": 21, "softcap": 2.0}], ids=str)
+@pytest.mark.parametrize(
+    "dtype, look", [(torch.bfloat16, {}), (torch.float32, {"window": 41, "softcap": 2.0})], ids=str
+)
 def test_a_rows_bits_are_the_same_alone_in_a_chunk_and_as_a_node(
-    attention: Any, device: torch.device, look: dict[str, Any]
+    attention: Any, device: torch.device, dtype: torch.dtype, look: dict[str, Any]
 ) -> None:
-    same = Same(attention, device)
+    same = Same(attention, device, dtype)
     chunk = same.attend(same.chain_q, same.chain, 16, 1, **look)
     tree = same.attend(same.q, same.tree, 16, 1, **look)
     for depth, node in enumerate(same.deepest):
@@ -175,11 +178,12 @@ def test_a_rows_bits_are_the_same_alone_in_a_chunk_and_as_a_node(
         assert torch.equal(alone[0], chunk[row])
 
 
-def test_neither_tiles_nor_splits_change_a_bit(attention: Any, device: torch.device) -> None:
-    same = Same(attention, device)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_neither_tiles_nor_splits_change_a_bit(attention: Any, device: torch.device, dtype: torch.dtype) -> None:
+    same = Same(attention, device, dtype)
     for q, layout in ((same.q, same.tree), (same.chain_q, same.chain)):
         wanted = same.attend(q, layout, 2, 1)
-        for rows, splits in ((3, 2), (16, 5), (40, 1)):
+        for rows, splits in ((3, 5), (16, 2), (40, 1)):
             assert torch.equal(same.attend(q, layout, rows, splits), wanted)
 
 
