@@ -13,8 +13,6 @@ import torch
 from paceline.kernels.triton.arithmetic import LANES
 
 PROGRAMS = 128  # that fill a device
-FOLD_ROWS, FOLD_ROWS_OF_SMALL = 16, 256
-FOLD_WEIGHTS = 4 * 2**20  # of a small weight
 ROOM = 96 * 1024  # bytes of shared memory: two programs to a processor
 
 
@@ -24,19 +22,11 @@ class Shape(NamedTuple):
     n: int
     k: int
     gate: bool  # the weight has 2N rows
-    folded: bool  # an rms norm is made on the way
+    normed: bool  # an rms norm stands in front
 
     @property
     def halves(self) -> int:
         return 2 if self.gate else 1
-
-    def at(self, rows: int) -> Shape:
-        """The same with so many rows: a norm that many programs would make again is made once, by a kernel of its own.
-
-        That is so beyond a few rows, and later for small weights, whose programs are small too. The bits are the same.
-        """
-        small = self.n * self.halves * self.k <= FOLD_WEIGHTS
-        return self._replace(folded=self.folded and rows <= (FOLD_ROWS_OF_SMALL if small else FOLD_ROWS))
 
 
 @dataclass(frozen=True)
@@ -48,6 +38,7 @@ class Tile:
     stages: int = 4
     group: int = 8  # tiles of rows that programs running together share
     boxes: bool = False  # copied by the device itself (TMA): only many rows, 16 bits, rows at multiples of 16 bytes
+    folded: bool = False  # a norm is made on the way, not by a kernel of its own: the same bits
     ahead: int = 0  # lines of a weight row asked for before the kernel waits for its rows
 
 
@@ -60,13 +51,16 @@ def bucket(rows: int) -> int:
 
 
 def find_tile(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
-    return measured.get((bucket(rows), shape, dtype)) or choose(bucket(rows), shape, dtype)
+    """What was measured, for the product alone if not with its norm; else the rule's."""
+    count, alone = bucket(rows), shape._replace(normed=False)
+    found = measured.get((count, shape, dtype)) or measured.get((count, alone, dtype))
+    return found or choose(count, shape, dtype)
 
 
 def choose(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
     """A fair tile for a bucket of rows: the largest that leaves enough programs to fill the device."""
     if dtype == torch.float32:  # no tensor cores: what threads hold is the limit
-        return Tile(16, 32, LANES if shape.folded else 32, stages=2)
+        return Tile(16, 32, 32, stages=2)
     sizes = areas(rows, shape)
     full = [size for size in sizes if count_programs(rows, shape, size) >= PROGRAMS]
     if full:
@@ -86,7 +80,7 @@ def areas(rows: int, shape: Shape) -> list[tuple[int, int]]:
         (m, n)
         for m in (16, 32, 64, 128)
         for n in (8, 16, 32, 64, 128, 256)
-        if m <= max(rows, 16) and n * shape.halves <= widest[m] and (n > 8 or m <= 32) and (m <= 32 or not shape.folded)
+        if m <= max(rows, 16) and n * shape.halves <= widest[m] and (n > 8 or m <= 32)
     ]
 
 
@@ -98,7 +92,7 @@ def depth_of(m: int, n: int, shape: Shape) -> int:
     """Columns of x in a step. Few rows wait for memory, and larger steps ask for more of it at once."""
     if m > 64 or (m == 64 and (n > 64 or shape.k % 128)):
         return 64
-    return LANES if shape.folded or m == 64 or shape.k < 4096 or n > 32 else 256
+    return LANES if m == 64 or shape.k < 4096 or n > 32 else 256
 
 
 def bytes_of(m: int, n: int, k: int, shape: Shape) -> int:
