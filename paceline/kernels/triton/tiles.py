@@ -5,6 +5,7 @@ A tile changes no bit. `tune` in `tuning.py` measures; without it the rule here 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,8 +13,9 @@ import torch
 
 from paceline.kernels.triton.arithmetic import LANES
 
-PROGRAMS = 128  # that fill a device
-ROOM = 96 * 1024  # bytes of shared memory: two programs to a processor
+PROGRAMS, FEWER_PROGRAMS = 128, 72  # that fill a device: by what they read, and by what they compute
+# Bytes of shared memory for a program, by how many there are: one to a processor, two, three.
+ROOMS = (132, 200 * 1024), (264, 110 * 1024), (sys.maxsize, 64 * 1024)
 
 
 class Shape(NamedTuple):
@@ -62,25 +64,36 @@ def choose(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
     if dtype == torch.float32:  # no tensor cores: what threads hold is the limit
         return Tile(16, 32, 32, stages=2)
     sizes = areas(rows, shape)
-    full = [size for size in sizes if count_programs(rows, shape, size) >= PROGRAMS]
+    full = [size for size in sizes if count_programs(rows, shape, size) >= _enough(rows, size[1])]
     if full:
         m, n = max(full, key=lambda size: (size[0] * size[1], -sum(size), size[0]))
     else:
         m, n = max(sizes, key=lambda size: (count_programs(rows, shape, size), size[0] * size[1]))
     k = depth_of(m, n, shape)
     if m > 64:
-        return Tile(m, n, k, warps=8, stages=3 if n * shape.halves > 128 else 4)
-    return Tile(m, n, k, stages=max(3, min(6, ROOM // bytes_of(m, n, k, shape))), ahead=8)
+        return Tile(m, n, k, warps=8, stages=4, boxes=True)
+    programs = count_programs(rows, shape, (m, n))
+    room = next(size for most, size in ROOMS if programs <= most)
+    return Tile(m, n, k, stages=max(3, min(8, room // bytes_of(m, n, k, shape))), ahead=4)
+
+
+def _enough(rows: int, columns: int) -> int:
+    """Few rows wait for memory, and want all processors to ask for it; narrow tiles are small enough already."""
+    return PROGRAMS if rows <= 32 and columns > 16 else FEWER_PROGRAMS
 
 
 def areas(rows: int, shape: Shape) -> list[tuple[int, int]]:
-    """Tiles' rows and columns that make sense: none much taller than there are rows, sums that fit into registers."""
-    widest = {16: 64, 32: 128, 64: 256, 128: 256}
+    """Tiles' rows and columns that make sense: none taller than there are rows, sums that fit into registers."""
+    widest = {16: 64, 32: 128, 64: 256, 128: 256, 256: 128}
     return [
         (m, n)
-        for m in (16, 32, 64, 128)
+        for m in (16, 32, 64, 128, 256)
         for n in (8, 16, 32, 64, 128, 256)
-        if m <= max(rows, 16) and n * shape.halves <= widest[m] and (n > 8 or m <= 32)
+        if m <= max(rows, 16)
+        and n * shape.halves <= widest[m]
+        and (n > 8 or m <= 32)
+        and (n > 32 or m <= 64)
+        and (n <= 128 or m > 64)
     ]
 
 
@@ -89,10 +102,9 @@ def count_programs(rows: int, shape: Shape, size: tuple[int, int]) -> int:
 
 
 def depth_of(m: int, n: int, shape: Shape) -> int:
-    """Columns of x in a step. Few rows wait for memory, and larger steps ask for more of it at once."""
-    if m > 64 or (m == 64 and (n > 64 or shape.k % 128)):
-        return 64
-    return LANES if m == 64 or shape.k < 4096 or n > 32 else 256
+    """Columns of x in a step: 128 where they fit four times over and divide the sum."""
+    wide = n * shape.halves
+    return 64 if (m > 64 and wide > 64) or (m == 64 and (wide > 64 or shape.k % LANES)) else LANES
 
 
 def bytes_of(m: int, n: int, k: int, shape: Shape) -> int:

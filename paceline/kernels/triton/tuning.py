@@ -21,13 +21,23 @@ from triton.runtime._async_compile import AsyncCompileMode
 
 from paceline.kernels.triton.arithmetic import LANES
 from paceline.kernels.triton.matmul import Around, Norm, arguments, launch
-from paceline.kernels.triton.tiles import Shape, Tile, areas, bytes_of, choose, count_programs, depth_of, measured
+from paceline.kernels.triton.tiles import (
+    ROOMS,
+    Shape,
+    Tile,
+    areas,
+    bytes_of,
+    choose,
+    count_programs,
+    depth_of,
+    measured,
+)
 
 FORMAT = 1
 BEYOND_CACHE = 160 * 2**20  # bytes of weights read in turn: none is still in the device's cache when it is its turn
 MOST_COPIES = 64
 SHARED = 220 * 1024  # bytes of shared memory that a program may have
-AHEAD = 0, 4, 16, 32
+AHEAD = 0, 8, 16, 32
 THREADS = 12  # that compile
 
 
@@ -65,8 +75,8 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
         if m > 64 or m * n * 4 < rule.m * rule.n or not 64 <= count_programs(rows, shape, (m, n)) <= 2048:
             continue
         for k in {128, depth_of(m, n, shape)}:
-            for room in (64, 110, 200):  # KiB: three programs to a processor, two, one
-                tile = Tile(m, n, k, 4, min(8, room * 1024 // bytes_of(m, n, k, shape)), ahead=rule.ahead)
+            for _, room in ROOMS:
+                tile = Tile(m, n, k, 4, min(8, room // bytes_of(m, n, k, shape)), ahead=4)
                 if tile.stages >= 3:
                     found[tile] = None
                 if tile.stages >= 3 and shape.normed and k == LANES and m <= 32:
