@@ -74,7 +74,7 @@ def choose(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
         return Tile(m, n, k, warps=8, stages=4, boxes=True)
     programs = count_programs(rows, shape, (m, n))
     room = next(size for most, size in ROOMS if programs <= most)
-    return Tile(m, n, k, stages=max(3, min(8, room // bytes_of(m, n, k, shape))), ahead=4)
+    return Tile(m, n, k, stages=max(3, stages_in(room, m, n, k, shape)), ahead=4)
 
 
 def _enough(rows: int, columns: int) -> int:
@@ -105,6 +105,11 @@ def depth_of(m: int, n: int, shape: Shape) -> int:
     """Columns of x in a step: 128 where they fit four times over and divide the sum."""
     wide = n * shape.halves
     return 64 if (m > 64 and wide > 64) or (m == 64 and (wide > 64 or shape.k % LANES)) else LANES
+
+
+def stages_in(room: int, m: int, n: int, k: int, shape: Shape) -> int:
+    """As deep as the room allows, and no deeper than there are steps: the next kernel needs room too."""
+    return min(8, -(-shape.k // k) + 1, room // bytes_of(m, n, k, shape))
 
 
 def bytes_of(m: int, n: int, k: int, shape: Shape) -> int:

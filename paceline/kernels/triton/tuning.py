@@ -31,6 +31,7 @@ from paceline.kernels.triton.tiles import (
     count_programs,
     depth_of,
     measured,
+    stages_in,
 )
 
 FORMAT = 1
@@ -76,7 +77,7 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
             continue
         for k in {128, depth_of(m, n, shape)}:
             for _, room in ROOMS:
-                tile = Tile(m, n, k, 4, min(8, room // bytes_of(m, n, k, shape)), ahead=4)
+                tile = Tile(m, n, k, 4, stages_in(room, m, n, k, shape), ahead=4)
                 if tile.stages >= 3:
                     found[tile] = None
                 if tile.stages >= 3 and shape.normed and k == LANES and m <= 32:

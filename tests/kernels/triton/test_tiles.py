@@ -70,7 +70,7 @@ def test_the_fastest_tile_is_kept_in_a_file_and_found_again(
     from paceline.kernels.triton import tuning
     from paceline.kernels.triton.tiles import Shape, Tile, find_tile
 
-    shape = Shape(4096, 64, False, False)
+    shape = Shape(4096, 512, False, False)
     wanted = tuning.tiles_for(16, shape, torch.bfloat16)[3]
     times = iter(range(100, 0, -1))
     monkeypatch.setattr(tuning, "prepare", lambda products: None)
