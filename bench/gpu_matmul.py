@@ -13,7 +13,7 @@ import argparse
 import gc
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,10 +87,7 @@ class Case:
         head = self.given.name == "head"
         out = x.new_empty(1, 1, dtype=torch.float32 if head else DTYPE).expand(rows, plain.n)
         yield x, weight, out, kernels.Around(), find_tile(rows, plain, DTYPE)
-        tile = find_tile(rows, shape.at(rows), DTYPE)
-        around = self.around
-        if around.norm is not None and not shape.at(rows).folded:
-            around = replace(around, norm=None, factors=torch.empty(rows, device=DEVICE))
+        tile, around = find_tile(rows, shape, DTYPE), self.around
         if head:
             around = kernels.Around(bests=(torch.empty(16, device=DEVICE), torch.empty(16, device=DEVICE).int()))
         if self.given.name in ADDED:
@@ -113,7 +110,7 @@ class Case:
         return {
             "rows": rows, **times, "ratio": times["ours_ms"] / times["torch_ms"],
             "gb_per_s": read / times["ours_ms"] / 1e6, "tflops": work / times["ours_ms"] / 1e9, "as_torch": same,
-            "tile": asdict(find_tile(rows, self.shape.at(rows), DTYPE)),
+            "tile": asdict(find_tile(rows, self.shape, DTYPE)),
         }  # fmt: skip
 
     def keeps_bits(self) -> bool:

@@ -6,11 +6,12 @@ Every result is row-invariant: bits depend on a row and the weight, neither on h
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paceline.kernels.ops import ACTIVATIONS
@@ -23,7 +24,7 @@ from paceline.kernels.triton.tiles import Shape, Tile, find_tile
 class Norm:
     """An rms norm in front of a product."""
 
-    weight: Tensor  # [K]; in float32 it is fetched ahead, in 16 bits not
+    weight: Tensor  # [K]
     eps: float
 
 
@@ -98,7 +99,7 @@ class Around:
 
 def shape_of(x: Tensor, weight: Tensor, gate: bool, norm: Norm | None) -> Shape:
     width = weight.shape[0] // 2 if gate else weight.shape[0]
-    return Shape(width, weight.shape[1], gate, norm is not None).at(x.shape[0])
+    return Shape(width, weight.shape[1], gate, norm is not None)
 
 
 def launch(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile | None = None) -> None:
@@ -110,9 +111,10 @@ def launch(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile | 
         )
     if not x.shape[0]:
         return
-    shape = shape_of(x, weight, around.gate is not None, around.norm)
-    tile = tile or find_tile(x.shape[0], shape, x.dtype)
-    if around.norm is not None and not shape.folded:
+    tile = tile or find_tile(x.shape[0], shape_of(x, weight, around.gate is not None, around.norm), x.dtype)
+    if around.norm is not None and tile.folded:
+        around = replace(around, norm=Norm(_wide(around.norm.weight), around.norm.eps))
+    elif around.norm is not None:
         x, factors = fold(x, around.norm)
         around = replace(around, norm=None, factors=factors)
     kernel, grid, given, options = arguments(x, weight, out, around, tile)
@@ -141,6 +143,20 @@ def arguments(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile
         "PDL": PDL, "WIDEN": INTERPRETED, **launching(tile.warps, tile.stages),
     }  # fmt: skip
     return kernel, (triton.cdiv(rows, tile.m) * triton.cdiv(width, tile.n),), given, options
+
+
+_kept_wide = WeakIdKeyDictionary()
+
+
+def _wide(weight: Tensor) -> Tensor:
+    """A norm's weight in float32, made once: inside a product only values of 32 bits are fetched ahead."""
+    if weight.dtype == torch.float32:
+        return weight
+    if weight not in _kept_wide:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return weight  # what a graph makes is the graph's
+        _kept_wide[weight] = weight.float()
+    return cast(Tensor, _kept_wide[weight])
 
 
 def _has_boxes(matrix: Tensor) -> bool:

@@ -221,10 +221,10 @@ def find_best(values, ids, out, blocks, BLOCKS: tl.constexpr, PDL: tl.constexpr)
 def fold(x, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr):
     """What `product` does to a row in front of the sum, once for all programs, with the same bits."""
     row = tl.program_id(0).to(tl.int64)
-    begin(PDL)
     columns = tl.arange(0, WIDE)
-    values = tl.load(x + row * x_stride + columns, mask=columns < K, other=0.0)
     by = tl.load(scale + columns, mask=columns < K, other=0.0)
+    begin(PDL)
+    values = tl.load(x + row * x_stride + columns, mask=columns < K, other=0.0)
     tl.store(factors + row + tl.arange(0, 1), row_factor(x + row * x_stride, None, eps, K))
     made = (values.to(tl.float32) * by.to(tl.float32)).to(scaled.dtype.element_ty)
     tl.store(scaled + row * K + columns, made, mask=columns < K)

@@ -5,6 +5,7 @@ A tile changes no bit. `tune` in `tuning.py` measures; without it the rule here 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,10 +13,9 @@ import torch
 
 from paceline.kernels.triton.arithmetic import LANES
 
-PROGRAMS = 128  # that fill a device
-FOLD_ROWS, FOLD_ROWS_OF_SMALL = 16, 256
-FOLD_WEIGHTS = 4 * 2**20  # of a small weight
-ROOM = 96 * 1024  # bytes of shared memory: two programs to a processor
+PROGRAMS, FEWER_PROGRAMS = 128, 72  # that fill a device: by what they read, and by what they compute
+# Bytes of shared memory for a program, by how many there are: one to a processor, two, three.
+ROOMS = (132, 200 * 1024), (264, 110 * 1024), (sys.maxsize, 64 * 1024)
 
 
 class Shape(NamedTuple):
@@ -24,19 +24,11 @@ class Shape(NamedTuple):
     n: int
     k: int
     gate: bool  # the weight has 2N rows
-    folded: bool  # an rms norm is made on the way
+    normed: bool  # an rms norm stands in front
 
     @property
     def halves(self) -> int:
         return 2 if self.gate else 1
-
-    def at(self, rows: int) -> Shape:
-        """The same with so many rows: a norm that many programs would make again is made once, by a kernel of its own.
-
-        That is so beyond a few rows, and later for small weights, whose programs are small too. The bits are the same.
-        """
-        small = self.n * self.halves * self.k <= FOLD_WEIGHTS
-        return self._replace(folded=self.folded and rows <= (FOLD_ROWS_OF_SMALL if small else FOLD_ROWS))
 
 
 @dataclass(frozen=True)
@@ -48,6 +40,7 @@ class Tile:
     stages: int = 4
     group: int = 8  # tiles of rows that programs running together share
     boxes: bool = False  # copied by the device itself (TMA): only many rows, 16 bits, rows at multiples of 16 bytes
+    folded: bool = False  # a norm is made on the way, not by a kernel of its own: the same bits
     ahead: int = 0  # lines of a weight row asked for before the kernel waits for its rows
 
 
@@ -60,33 +53,47 @@ def bucket(rows: int) -> int:
 
 
 def find_tile(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
-    return measured.get((bucket(rows), shape, dtype)) or choose(bucket(rows), shape, dtype)
+    """What was measured, for the product alone if not with its norm; else the rule's."""
+    count, alone = bucket(rows), shape._replace(normed=False)
+    found = measured.get((count, shape, dtype)) or measured.get((count, alone, dtype))
+    return found or choose(count, shape, dtype)
 
 
 def choose(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
     """A fair tile for a bucket of rows: the largest that leaves enough programs to fill the device."""
     if dtype == torch.float32:  # no tensor cores: what threads hold is the limit
-        return Tile(16, 32, LANES if shape.folded else 32, stages=2)
+        return Tile(16, 32, 32, stages=2)
     sizes = areas(rows, shape)
-    full = [size for size in sizes if count_programs(rows, shape, size) >= PROGRAMS]
+    full = [size for size in sizes if count_programs(rows, shape, size) >= _enough(rows, size[1])]
     if full:
         m, n = max(full, key=lambda size: (size[0] * size[1], -sum(size), size[0]))
     else:
         m, n = max(sizes, key=lambda size: (count_programs(rows, shape, size), size[0] * size[1]))
     k = depth_of(m, n, shape)
     if m > 64:
-        return Tile(m, n, k, warps=8, stages=3 if n * shape.halves > 128 else 4)
-    return Tile(m, n, k, stages=max(3, min(6, ROOM // bytes_of(m, n, k, shape))), ahead=8)
+        return Tile(m, n, k, warps=8, stages=4, boxes=True)
+    programs = count_programs(rows, shape, (m, n))
+    room = next(size for most, size in ROOMS if programs <= most)
+    return Tile(m, n, k, stages=max(3, stages_in(room, m, n, k, shape)), ahead=4)
+
+
+def _enough(rows: int, columns: int) -> int:
+    """Few rows wait for memory, and want all processors to ask for it; narrow tiles are small enough already."""
+    return PROGRAMS if rows <= 32 and columns > 16 else FEWER_PROGRAMS
 
 
 def areas(rows: int, shape: Shape) -> list[tuple[int, int]]:
-    """Tiles' rows and columns that make sense: none much taller than there are rows, sums that fit into registers."""
-    widest = {16: 64, 32: 128, 64: 256, 128: 256}
+    """Tiles' rows and columns that make sense: none taller than there are rows, sums that fit into registers."""
+    widest = {16: 64, 32: 128, 64: 256, 128: 256, 256: 128}
     return [
         (m, n)
-        for m in (16, 32, 64, 128)
+        for m in (16, 32, 64, 128, 256)
         for n in (8, 16, 32, 64, 128, 256)
-        if m <= max(rows, 16) and n * shape.halves <= widest[m] and (n > 8 or m <= 32) and (m <= 32 or not shape.folded)
+        if m <= max(rows, 16)
+        and n * shape.halves <= widest[m]
+        and (n > 8 or m <= 32)
+        and (n > 32 or m <= 64)
+        and (n <= 128 or m > 64)
     ]
 
 
@@ -95,10 +102,14 @@ def count_programs(rows: int, shape: Shape, size: tuple[int, int]) -> int:
 
 
 def depth_of(m: int, n: int, shape: Shape) -> int:
-    """Columns of x in a step. Few rows wait for memory, and larger steps ask for more of it at once."""
-    if m > 64 or (m == 64 and (n > 64 or shape.k % 128)):
-        return 64
-    return LANES if shape.folded or m == 64 or shape.k < 4096 or n > 32 else 256
+    """Columns of x in a step: 128 where they fit four times over and divide the sum."""
+    wide = n * shape.halves
+    return 64 if (m > 64 and wide > 64) or (m == 64 and (wide > 64 or shape.k % LANES)) else LANES
+
+
+def stages_in(room: int, m: int, n: int, k: int, shape: Shape) -> int:
+    """As deep as the room allows, and no deeper than there are steps: the next kernel needs room too."""
+    return min(8, -(-shape.k // k) + 1, room // bytes_of(m, n, k, shape))
 
 
 def bytes_of(m: int, n: int, k: int, shape: Shape) -> int:

@@ -19,22 +19,33 @@ import triton
 from torch import Tensor
 from triton.runtime._async_compile import AsyncCompileMode
 
+from paceline.kernels.triton.arithmetic import LANES
 from paceline.kernels.triton.matmul import Around, Norm, arguments, launch
-from paceline.kernels.triton.tiles import Shape, Tile, areas, bytes_of, choose, count_programs, depth_of, measured
+from paceline.kernels.triton.tiles import (
+    ROOMS,
+    Shape,
+    Tile,
+    areas,
+    bytes_of,
+    choose,
+    count_programs,
+    depth_of,
+    measured,
+    stages_in,
+)
 
 FORMAT = 1
 BEYOND_CACHE = 160 * 2**20  # bytes of weights read in turn: none is still in the device's cache when it is its turn
 MOST_COPIES = 64
 SHARED = 220 * 1024  # bytes of shared memory that a program may have
-AHEAD = 0, 4, 16, 32
+AHEAD = 0, 8, 16, 32
 THREADS = 12  # that compile
 
 
 def tune(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
     """Measure tiles for products of these shapes; rows: buckets as `tiles.bucket` names them."""
-    for given in shapes:
+    for shape in shapes:
         for count in rows:
-            shape = given.at(count)
             if (count, shape, dtype) not in measured:
                 measured[count, shape, dtype] = _fastest(shape, count, device, dtype)
 
@@ -64,12 +75,14 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
     for m, n in areas(rows, shape):
         if m > 64 or m * n * 4 < rule.m * rule.n or not 64 <= count_programs(rows, shape, (m, n)) <= 2048:
             continue
-        for k in (128,) if shape.folded else sorted({128, depth_of(m, n, shape)}):
-            for room in (64, 110, 200):  # KiB: three programs to a processor, two, one
-                stages = min(8, room * 1024 // bytes_of(m, n, k, shape))
-                if stages >= 3:
-                    found[Tile(m, n, k, 4, stages, ahead=rule.ahead)] = None
-    if rows > 64 and not shape.folded:
+        for k in {128, depth_of(m, n, shape)}:
+            for _, room in ROOMS:
+                tile = Tile(m, n, k, 4, stages_in(room, m, n, k, shape), ahead=4)
+                if tile.stages >= 3:
+                    found[tile] = None
+                if tile.stages >= 3 and shape.normed and k == LANES and m <= 32:
+                    found[replace(tile, folded=True)] = None
+    if rows > 64:
         for m, n, k, warps, stages in (
             (64, 128, 64, 4, 4), (64, 256, 64, 4, 4), (128, 64, 64, 4, 4), (128, 64, 128, 8, 4), (128, 128, 64, 4, 4),
             (128, 128, 64, 8, 4), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 64, 64, 8, 4), (256, 128, 64, 8, 4),
@@ -88,7 +101,7 @@ def operands(
     height = shape.n * shape.halves
     copies = min(MOST_COPIES, -(-BEYOND_CACHE // (height * shape.k * dtype.itemsize)))
     weights = [torch.randn(height, shape.k, device=device, dtype=dtype) * shape.k**-0.5 for _ in range(copies)]
-    norm = Norm(torch.ones(shape.k, device=device), 1e-5) if shape.folded else None
+    norm = Norm(torch.ones(shape.k, device=device), 1e-5) if shape.normed else None
     out = torch.empty(rows, shape.n, device=device, dtype=dtype)
     return x, weights, out, Around(norm=norm, gate="silu" if shape.gate else None)
 
@@ -97,6 +110,8 @@ def prepare(products: Iterable[tuple[Tensor, Tensor, Tensor, Around, Tile]]) -> 
     """Compile the kernels of all these products, many at a time. What cannot be compiled fails when it is launched."""
     with ThreadPoolExecutor(THREADS) as pool, AsyncCompileMode(pool, ignore_errors=True):
         for x, weight, out, around, tile in products:
+            if around.norm is not None and not tile.folded:
+                around = replace(around, norm=None, factors=torch.empty(len(x), device=x.device))
             kernel, grid, given, options = arguments(x, weight, out, around, tile)
             kernel.warmup(*given, grid=grid, **options)
 

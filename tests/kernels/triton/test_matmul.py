@@ -105,13 +105,9 @@ def test_every_activation_can_be_the_gate(device: torch.device, gate: str) -> No
     check(matmul(x, weight, gate=gate), expected(x, weight, gate=gate), torch.float32)
 
 
-def test_a_row_has_the_same_bits_however_many_are_computed(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from paceline.kernels.triton import tiles
+def test_a_row_has_the_same_bits_however_many_are_computed(device: torch.device) -> None:
     from paceline.kernels.triton.matmul import Norm, matmul
 
-    monkeypatch.setattr(tiles, "FOLD_WEIGHTS", 0)
     real = device.type == "cuda"
     depth, columns, counts = (1024, 512, (1, 8, 16, 17, 64, 128, 300)) if real else (192, 16, (1, 17, 34))
     x, weight = make(device, counts[-1], depth), make(device, columns, depth, seed=1)
@@ -124,15 +120,14 @@ def test_a_row_has_the_same_bits_however_many_are_computed(
 
 def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.kernels.triton import matmul as module
-    from paceline.kernels.triton import tiles as table
     from paceline.kernels.triton.tiles import Tile
 
     x, weight = make(device, 18, 256), make(device, 40, 256, seed=1)
     norm = module.Norm(make(device, 256, seed=2), 1e-5)
     tiles = [Tile(16, 16, 64), Tile(16, 64, 128, warps=8, stages=3), Tile(32, 32, 256, group=1), Tile(128, 64, 64)]
     tiles += [Tile(64, 32, 64, boxes=True), Tile(128, 64, 128, boxes=True)]
+    tiles += [Tile(16, 32, 128, folded=True), Tile(32, 16, 128, warps=2, folded=True)]
     made = []
-    monkeypatch.setattr(table, "FOLD_ROWS_OF_SMALL", 16)
     for tile in tiles:
         monkeypatch.setattr(module, "find_tile", lambda *given, tile=tile: tile)
         made.append([module.matmul(x, weight), module.matmul(x, weight, norm=norm, gate="relu")])
@@ -143,18 +138,20 @@ def test_a_norm_made_once_and_one_made_in_every_program_are_the_same(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from paceline.kernels.triton import matmul as module
-    from paceline.kernels.triton import tiles
+    from paceline.kernels.triton.tiles import Tile
 
     # Values of all sizes: the order of the squares shows in the last bits, also on a CPU.
     x = rows_of(device, 7, 576, dtype=torch.bfloat16)
     weight = torch.zeros(16, 576, dtype=torch.bfloat16, device=device)
     weight[:, 5] = 1
     norm = module.Norm(1 + 0.1 * rows_of(device, 576, seed=2, dtype=torch.bfloat16), 1e-6)
-    on_the_way = module.logits(x, weight, norm)
     scaled, factors = module.fold(x, norm)
-    monkeypatch.setattr(tiles, "FOLD_ROWS", 0)
-    monkeypatch.setattr(tiles, "FOLD_ROWS_OF_SMALL", 0)
-    assert torch.equal(module.logits(x, weight, norm), on_the_way)
+    apart = module.logits(x, weight, norm)
+    tile = Tile(16, 16, 128, folded=True)
+    monkeypatch.setattr(module, "find_tile", lambda *given: tile)
+    on_the_way = module.logits(x, weight, norm)
+    assert torch.equal(on_the_way, apart)
+    assert torch.equal(module.logits(x, weight, module.Norm(norm.weight.float(), norm.eps)), on_the_way)
     assert torch.equal(scaled[:, 5].float() * factors, on_the_way[:, 0])
     wanted = torch.rsqrt(x.double().pow(2).mean(-1) + norm.eps)
     assert (factors.double() / wanted - 1).abs().max() < 1e-6
