@@ -132,7 +132,7 @@ def follow_there(
     assert table.rounds is not None
     if best is None:
         keyed = state.keyed()._replace(rows=places.sampled)
-        best = table.rounds.sample(logits, layout.slots, layout.positions, keyed)
+        best = table.rounds.sample_keys(logits, layout.slots, layout.positions, keyed)
     return _walk_at_once(table, proposal, places.index, best, batch.slots)
 
 
@@ -199,7 +199,7 @@ def walk(judged: Judged, choices: Tensor) -> Verdict:
 def _walk_at_once(
     table: Slots, proposal: Proposal, index: Tensor, choices: Tensor, slots: Tensor | None = None
 ) -> Verdict:
-    """The same by kernels, for choices [R] as they are; committed to slots [B], if given."""
+    """The same by kernels, for choices [R] as they are, or keys of them; committed to slots [B], if given."""
     assert table.rounds is not None
     parts = (proposal.tokens, proposal.parents, proposal.sizes, proposal.chain, proposal.scratch, proposal.origins)
     sent = table.rounds.walk(choices, index, Trees(*parts), slots, table.tables)
