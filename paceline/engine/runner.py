@@ -65,10 +65,8 @@ class Runner:
         out = self.target.model.forward(batch, self.cache.layers, taps.hidden, rows)
         verdict = self._verify(plan, proposal, paths, batch, out) if plan.num_sampling else None
         round = Round(plan, proposal, batch, out, verdict, times, prompt_rows)
-        if self.table.apart and verdict is not None:
-            assert isinstance(verdict, Verdict)
-            if not verdict.committed:
-                self.table.commit(batch.slots[: plan.num_sampling], verdict.tokens, verdict.lengths + 1)
+        if self.table.apart and isinstance(verdict, Verdict) and not verdict.committed:
+            self.table.commit(batch.slots[: plan.num_sampling], verdict.tokens, verdict.lengths + 1)
         if self.settles_itself:
             self.settle(round)
         return round
