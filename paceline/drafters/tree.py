@@ -101,12 +101,7 @@ class Proposal:
 
     def paths(self, rounds: Rounds | None = None) -> Tensor | None:
         """[B, N, D]: for each node its ancestors by depth, itself last; None for chains."""
-        if self.chain:
-            return None
-        if rounds is None or not self.num_nodes:
-            return paths(self.parents, self.max_depth)
-        deepest = self.num_nodes if self.max_depth is None else min(self.max_depth, self.num_nodes)
-        return rounds.paths(self.parents, deepest)
+        return None if self.chain else paths(self.parents, self.max_depth, rounds)
 
 
 def check_parents(parents: list[int]) -> None:
@@ -128,10 +123,13 @@ def depths(parents: Tensor) -> Tensor:
     return (_lineage(parents, parents.shape[1]) >= 0).sum(2)
 
 
-def paths(parents: Tensor, max_depth: int | None = None) -> Tensor:
+def paths(parents: Tensor, max_depth: int | None = None, rounds: Rounds | None = None) -> Tensor:
     """[B, N] → [B, N, D]: for each node its ancestors by depth, itself last; PADDING (-2) beyond its own depth."""
     nodes = parents.shape[1]
-    line = _lineage(parents, nodes if max_depth is None else min(max_depth, nodes))  # [B, N, D]
+    deepest = nodes if max_depth is None else min(max_depth, nodes)
+    if rounds is not None and deepest:
+        return rounds.paths(parents, deepest)
+    line = _lineage(parents, deepest)  # [B, N, D]
     depth = (line >= 0).sum(2, keepdim=True)
     back = depth - 1 - torch.arange(line.shape[2], device=parents.device)
     return torch.where(back >= 0, line.gather(2, back.clamp(min=0)), PADDING)

@@ -45,8 +45,7 @@ class DraftContext:
         self._keep_probs = rule.needs_probs and self._sampled
         self._budgets: Tensor | None = None
         self._whole: Proposal | None = None  # made here, and within its budgets
-        self._prunable, self._single = True, True  # single: one child of one parent at every draw
-        self._depth = 0
+        self._prunable, self._single, self._depth = True, True, 0  # single: one child of one parent at every draw
         self._probs: list[Tensor] = []  # [B, P·count, V] a draw
         self._processed: list[tuple[Tensor, Tensor, Tensor]] = []  # unscored draws: logits [B, P, V], parents, picks
 

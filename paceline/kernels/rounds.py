@@ -135,12 +135,17 @@ class Rounds(Protocol):
         [R]: the noise is that of the place behind."""
         ...
 
+    def sample_keys(self, logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
+        """The same before it is decided, for `walk`: [R, parts] keys."""
+        ...
+
     def perturb(self, logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
         """[R, V] float32: what `sample` takes the likeliest of."""
         ...
 
     def walk(self, choices: Tensor, index: Tensor, trees: Trees, slots: Tensor | None, tables: Tables) -> Tensor:
-        """Follow choices [R] down the trees, index [B, 1+N] saying whose they are; commit to slots [B], if given.
+        """Follow choices [R], or keys that name them, down the trees, index [B, 1+N] saying whose they are; commit to
+        slots [B], if given.
 
         [B, W]: the tokens, the nodes, how many were accepted; then what `Trees.width` names.
         """

@@ -133,7 +133,7 @@ def follow_there(
     logits = out.logits[: len(places.sampled)]
     if state.any_sampled(slots):
         keyed = state.keyed()._replace(rows=places.sampled)
-        choices = table.rounds.sample(logits, layout.slots, layout.positions, keyed)
+        choices = table.rounds.sample_keys(logits, layout.slots, layout.positions, keyed)
     else:
         choices = table.rounds.best(logits) if out.best is None else out.best
     return _walk_at_once(table, proposal, index, choices, batch.slots)
@@ -202,7 +202,7 @@ def walk(judged: Judged, choices: Tensor) -> Verdict:
 def _walk_at_once(
     table: Slots, proposal: Proposal, index: Tensor, choices: Tensor, slots: Tensor | None = None
 ) -> Verdict:
-    """The same by kernels, for choices [R] as they are; committed to slots [B], if given."""
+    """The same by kernels, for choices [R] as they are, or keys of them; committed to slots [B], if given."""
     assert table.rounds is not None
     parts = (proposal.tokens, proposal.parents, proposal.sizes, proposal.chain, proposal.scratch, proposal.origins)
     sent = table.rounds.walk(choices, index, Trees(*parts), slots, table.tables)

@@ -27,8 +27,8 @@ def _link_kernel(
     keys, names, tokens, places, slots, starts, ends, first, pages, out, parts, step, steps, num_rows, page_row, null,
     block_size, PARTS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    place = tl.maximum(picking.decided(keys + row * parts, parts, PARTS), 0)
+    row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
+    place = tl.maximum(picking.decided(keys + row * parts + part, part < parts), 0)
     token = place
     if names is not None:
         token = tl.load(names + place)

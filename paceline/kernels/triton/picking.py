@@ -153,23 +153,22 @@ def _sample_kernel(
 
 
 @triton.jit
-def decided(keys, parts, PARTS: tl.constexpr):
-    """The id that a row's keys name; -1 where nothing is above -inf, or with a NaN."""
-    part = tl.arange(0, PARTS)
-    key = tl.max(tl.load(keys + part, part < parts, -_NAN), 0)
+def decided(keys, inside):
+    """[..., parts] where keys lie → the ids that the greatest name; -1 where nothing is above -inf, or with a NaN."""
+    key = tl.max(tl.load(keys, inside, -_NAN), len(keys.shape) - 1)
     there = ((key >> 32) > _NOTHING) & (key != _NAN)
     return tl.where(there, _LAST - (key & _LAST), -1)
 
 
 @triton.jit(do_not_specialize=["parts"])
 def _decide_kernel(keys, picks, parts, PARTS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    tl.store(picks + row, decided(keys + row * parts, parts, PARTS))
+    row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
+    tl.store(picks + row, decided(keys + row * parts + part, part < parts))
 
 
 def best(values: Tensor) -> Tensor:
     """[R, V] → [R] the likeliest; ties go to the lowest id; -1 where nothing is above -inf, or with a NaN."""
-    return _decide(best_keys(values))
+    return decide(best_keys(values))
 
 
 def best_keys(values: Tensor) -> Tensor:
@@ -186,12 +185,12 @@ def pick(logits: Tensor, picking: Picking) -> Tensor:
     _pick_kernel[keys.shape](
         logits, keys, *columns, logits.shape[1], logits.stride(0), BLOCK=BLOCK, enable_fp_fusion=False
     )
-    return _decide(keys)
+    return decide(keys)
 
 
 def sample(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
     """[R, V] → [R]: the same with words, temperature and noise as the slots have them, behind what is at positions."""
-    return _decide(sample_keys(logits, slots, positions, keyed))
+    return decide(sample_keys(logits, slots, positions, keyed))
 
 
 def sample_keys(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
@@ -231,7 +230,8 @@ def _prepare(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits, torch.empty((len(logits), parts), dtype=torch.int64, device=logits.device)
 
 
-def _decide(keys: Tensor) -> Tensor:
+def decide(keys: Tensor) -> Tensor:
+    """[R, parts] keys → [R] what they name."""
     picks = torch.empty(len(keys), dtype=torch.int64, device=keys.device)
     parts = keys.shape[1]
     _decide_kernel[(len(keys),)](keys, picks, parts, PARTS=triton.next_power_of_2(parts), num_warps=1)

@@ -8,6 +8,7 @@ from paceline.kernels.triton import drafting, packing, picking, walking
 class TritonRounds:
     best = staticmethod(picking.best)
     sample = staticmethod(picking.sample)
+    sample_keys = staticmethod(picking.sample_keys)
     perturb = staticmethod(picking.perturb)
     walk = staticmethod(walking.walk)
     moves = staticmethod(walking.moves)

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from paceline.kernels.ops import Layout
 from paceline.kernels.rounds import Tables, Trees
+from paceline.kernels.triton.picking import decide, decided
+
+MOST_KEYS = 2048  # of a sequence; more are worth a launch of their own
 
 
 @triton.jit
@@ -43,7 +46,7 @@ _POINTERS = [
     *("choices", "index", "tokens", "parents", "sizes", "scratch", "origins", "out", "slots", "table", "lengths"),
     "limits",
 ]
-_NUMBERS = ["nodes", "width", "token_row", "parent_row", "size_stride", "table_row", "count_stride"]
+_NUMBERS = ["parts", "nodes", "width", "token_row", "parent_row", "size_stride", "table_row", "count_stride"]
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
@@ -60,6 +63,7 @@ def _walk_kernel(
     table,
     lengths,
     limits,
+    parts,
     nodes,
     width,
     token_row,
@@ -69,11 +73,17 @@ def _walk_kernel(
     count_stride,
     CHAIN: tl.constexpr,
     BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     inside = place < nodes
-    choice = tl.load(choices + tl.load(index + row * (nodes + 1) + place, place <= nodes, 0), place <= nodes, -1)
+    at = tl.load(index + row * (nodes + 1) + place, place <= nodes, 0)
+    if PARTS == 0:
+        choice = tl.load(choices + at, place <= nodes, -1)
+    else:
+        part = tl.arange(0, PARTS)[None, :]
+        choice = decided(choices + at[:, None] * parts + part, (place <= nodes)[:, None] & (part < parts))
     token = tl.load(tokens + row * token_row + place, inside, -1)
     size = tl.load(sizes + row * size_stride)
     fits = inside
@@ -108,8 +118,14 @@ def _walk_kernel(
 
 
 def walk(choices: Tensor, index: Tensor, trees: Trees, slots: Tensor | None, tables: Tables) -> Tensor:
-    """[B, W]: tokens [N+1], nodes [N], how many were accepted, the size; of trees parents and scratch; origins."""
+    """[B, W]: tokens [N+1], nodes [N], how many were accepted, the size; of trees parents and scratch; origins.
+
+    choices: [R], or [R, parts] the keys that name them (`picking`).
+    """
     batch, nodes = trees.tokens.shape
+    block, parts = triton.next_power_of_2(nodes + 1), choices.shape[1] if choices.dim() == 2 else 0
+    if parts and block * triton.next_power_of_2(parts) > MOST_KEYS:
+        choices, parts = decide(choices), 0
     out = torch.empty((batch, trees.width), dtype=torch.int64, device=choices.device)
     tokens, parents = (part if part.stride(1) == 1 else part.contiguous() for part in (trees.tokens, trees.parents))
     flags = None if trees.scratch is None else trees.scratch.contiguous().view(torch.uint8)
@@ -119,9 +135,10 @@ def walk(choices: Tensor, index: Tensor, trees: Trees, slots: Tensor | None, tab
     _walk_kernel[(batch,)](
         *(choices, index.contiguous(), tokens, parents, trees.sizes, flags, origins, out),
         *(slots, tables.tokens, tables.lengths, tables.limits),
-        *(nodes, trees.width, *strides, tables.tokens.stride(0), tables.lengths.stride(0)),
+        *(parts, nodes, trees.width, *strides, tables.tokens.stride(0), tables.lengths.stride(0)),
         CHAIN=trees.chain,
-        BLOCK=triton.next_power_of_2(nodes + 1),
+        BLOCK=block,
+        PARTS=triton.next_power_of_2(parts) if parts else 0,
         num_warps=1,  # so that nobody reads a length that another has written
     )
     return out

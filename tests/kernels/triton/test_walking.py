@@ -122,3 +122,23 @@ def test_accepted_nodes_move_to_where_their_depth_is(device: torch.device) -> No
     )
     assert walking.moves(nodes.to(device), roots.to(device), there).cpu().equal(expected)
     assert (expected[0] != expected[1]).sum() == 5
+
+
+@pytest.mark.parametrize("most", [0, 4096])
+def test_choices_may_come_as_keys(most: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.kernels.triton import picking, walking
+
+    monkeypatch.setattr(picking, "BLOCK", 32)
+    monkeypatch.setattr(walking, "MOST_KEYS", most)
+    proposal, _, index = drawn(5, 1, True, False)
+    logits = torch.randn(index.numel(), 40, generator=torch.Generator().manual_seed(1))
+    logits[:, :2] += 3
+    logits[::9] = float("nan")
+    choices, keys = picking.best(logits.to(device)), picking.best_keys(logits.to(device))
+    assert keys.shape == (len(logits), 2) and -1 in choices.tolist()
+    tables = filled().tables
+    if device.type == "cuda":
+        tables = tables._replace(**{name: getattr(tables, name).to(device) for name in ("tokens", "lengths", "limits")})
+    given = index.to(device), trees(proposal, device), None, tables
+    one, other = walking.walk(choices, *given), walking.walk(keys, *given)
+    assert one.equal(other) and set(one[:, 3].tolist()) == {0, 1}
