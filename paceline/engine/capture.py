@@ -11,7 +11,11 @@ from paceline.engine.device import Capture, Outcome
 
 def cuda_capture() -> Capture:
     """All that is captured shares one pool of memory: one round runs at a time."""
-    pool = torch.cuda.graph_pool_handle()
+    pool, first = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        first.capture_begin(pool=pool)
+        torch.zeros(1, device="cuda")
+        first.capture_end()
 
     def capture(compute: Callable[[], Outcome]) -> tuple[Outcome, Callable[[], None]]:
         now, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -26,6 +30,7 @@ def cuda_capture() -> Capture:
             finally:
                 graph.capture_end()
         now.wait_stream(aside)
+        assert first is not None  # held as long as this function: a pool that no graph is in any more is gone
         return outcome, graph.replay
 
     return capture
