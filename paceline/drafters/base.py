@@ -176,6 +176,7 @@ class Observation:
         spans = [span._replace(reach=span.reach + 1) for span in layout.spans]  # a row's place is one behind its own
         where = (found.slots, found.behind, found.base, None, None, found.behind, found.write)
         rows = Layout(*where, self.table.pages.tensor, layout.block_size, spans, self.batch.places.grid)
+        rows.tiles = layout.tiles
         return Batch(found.following, rows, self.batch.places, self.batch.slot_list, found.newest)
 
     def pairs(self) -> Pairs:

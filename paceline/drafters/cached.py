@@ -346,7 +346,7 @@ class StateReader(CachedDrafter):
             crossing = len(seen.before.known)
             one_each = places_of(((1, 0),) * crossing, crossing, 0, table.device)
             slots, starts, ends = pairs.slots[:crossing], pairs.positions[:crossing], pairs.positions[:crossing] + 1
-            reaches = [span.reach + 1 for span in seen.batch.layout.spans]
+            reaches = [table.max_length + 1] * crossing
             given = Static(reaches, None, torch.where(pairs.valid[:crossing], ends, 0), self.first[slots])
             yield pack_rows(one_each, slots, starts, table, size, given), pairs.states[:crossing]
             pairs = Pairs(*(part[crossing:] for part in pairs))
