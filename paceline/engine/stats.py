@@ -27,9 +27,7 @@ class RoundRecord(NamedTuple):
     draft_seconds: float
     verify_seconds: float  # forward, pipeline and verdict
     rest_seconds: float  # scheduling, packing, committing, detokenising
-    nodes: int | None = (
-        None  # that each sequence might have; None: not a usual round of decoding alone
-    )
+    nodes: int | None = None  # that each sequence might have; None: not a usual round of decoding alone
 
 
 def add_by_position(counts: Iterable[list[int]]) -> list[int]:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.kernels.chain import Chain, Drafts
 from paceline.kernels.eager import EagerForward, EagerOps
 from paceline.kernels.ops import (
     FINAL,
@@ -33,9 +34,9 @@ from paceline.kernels.ops import (
     Weight,
 )
 from paceline.kernels.rounds import Rounds
+from paceline.kernels.triton import chaining, tuning
 from paceline.kernels.triton import heads as head_kernels
 from paceline.kernels.triton import rows as row_kernels
-from paceline.kernels.triton import tuning
 from paceline.kernels.triton.attention import Look, Tiles, attend, chunks_of, splits_of, tiles_of
 from paceline.kernels.triton.heads import HeadNorms
 from paceline.kernels.triton.matmul import Norm, logits_best, matmul
@@ -236,7 +237,7 @@ class Late(Hidden):
 
 
 class TritonOps(EagerOps):
-    name, captures = "triton", True
+    name, chains, captures = "triton", True, True
     rounds: Rounds | None = TritonRounds()
 
     def __init__(self, device: torch.device) -> None:
@@ -257,6 +258,9 @@ class TritonOps(EagerOps):
             return hidden
         best = logits_best(final.x[head.rows], head.weight.data, final.norm)
         return Late(final, torch.cat([f.states[tap] for tap in taps], dim=-1) if taps else None, *best)
+
+    def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
+        return chaining.draw(self, chain, caches)
 
     def embed(self, weight: Weight, ids: Tensor) -> Tensor:
         return F.embedding(ids, weight.data)
