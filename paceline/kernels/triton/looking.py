@@ -188,7 +188,7 @@ def look(
     if TREE:
         base = tl.load(bases + t, mask=ok, other=NOWHERE).to(tl.int32)
         shared = tl.minimum(end, tl.min(tl.where(last >= base, base, NOWHERE)) // BLOCK)
-    table += tl.load(slots + first) * table_stride
+    table += tl.min(tl.load(slots + t, mask=ok, other=NOWHERE)) * table_stride
     k_at += head.to(tl.int64) * k_head
     v_at += head.to(tl.int64) * v_head
 
