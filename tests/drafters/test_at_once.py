@@ -12,15 +12,15 @@ from paceline import LLM, DraftModel, Eagle, Glide, SamplingParams
 from paceline.engine.budget import FixedBudget
 from paceline.engine.context import DraftContext
 from paceline.errors import OptionError
-from paceline.kernels.cpu.library import library
 from paceline.kernels.cpu.native import NativeOps
 from paceline.testing import prompts, tiny_llm, tokens_of
 from tests.drafters.contract import DRAFTERS
 from tests.drafters.tiny_eagle import tiny_eagle
 from tests.drafters.tiny_readers import shared
 from tests.fakes import tiny_model
+from tests.native import needs_native
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels are not built here")
+pytestmark = needs_native
 
 CHAINS = (
     *("eagle", "eagle3", "draft_model", "draft_is_target", "glide", "glide_layers", "mlp_speculator", "hydra", "mtp"),
