@@ -11,12 +11,12 @@ from torch import Tensor
 
 from paceline.kernels import select
 from paceline.kernels.chain import Chain, Feeding, Link
-from paceline.kernels.cpu.library import library
 from paceline.kernels.cpu.native import NativeOps
 from paceline.kernels.ops import Forward, Weight
 from tests.kernels.tiny import CPU
+from tests.native import needs_native
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels are not built here")
+pytestmark = needs_native
 
 VOCAB, WIDTH, ROWS = 20, 32, 2
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from paceline.kernels.chain import Picking
 from paceline.kernels.cpu.chain import pick
-from paceline.kernels.cpu.library import library
 from paceline.sampling import noise
 from paceline.sampling.noise import Keys
 from paceline.sampling.verify import argmax
+from tests.native import needs_native
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels are not built here")
+pytestmark = needs_native
 
 KEYS = Keys(torch.tensor([3, 1 << 62, -5, 0]), torch.tensor([0, 1, 2, 0]))
 POSITIONS = torch.tensor([0, 7, 100_000, 1])
