@@ -9,13 +9,16 @@ Knows what is compared and when it counts as different. Prints nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from paceline.bench import gtest
 from paceline.bench.compare import Comparison, Plan, Variant, compare
+from paceline.bench.contexts import choose
 from paceline.bench.lens import Lens, Text, to_text
 from paceline.errors import OptionError, PacelineError
 from paceline.llm import LLM
@@ -28,7 +31,7 @@ POWER = 0.99
 FEWEST = 50  # samples after a text that are worth a test
 MOST_TEXTS = 256  # of a context, the commonest first; for each the target is asked once
 BINS = 20  # of ranks
-TOGETHER = 32  # samples asked for at once, so that progress is seen and Ctrl-C heard
+TOGETHER = 256  # samples asked for at once, so that progress is seen
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ class Asked:
     prompts: list[Prompt]
     params: SamplingParams
     drafter: Variant
-    contexts: int = 3
-    samples: int = 400
+    contexts: int = 4
+    samples: int = 800
     depth: int = 4
     alpha: float = 0.001
 
@@ -57,8 +60,8 @@ class Asked:
 
     @property
     def spoken(self) -> SamplingParams:
-        """The same for samples, which are short."""
-        return replace(self.params, max_tokens=self.depth, min_tokens=min(self.params.min_tokens, self.depth))
+        """The same for samples, which are short: one token more, since an answer's last is never a draft."""
+        return replace(self.params, max_tokens=self.depth + 1, min_tokens=min(self.params.min_tokens, self.depth))
 
 
 @dataclass(frozen=True)
@@ -136,15 +139,16 @@ def check(llm: LLM, asked: Asked, tell: Tell = lambda what, done, total: None) -
     settings = {"greedy": replace(asked.params, temperature=0.0)}
     if rule.follows and not asked.params.greedy:
         settings["seeded"] = asked.params
-    exact, plain = [], None
+    exact, greedy = [], None
     for setting, params in settings.items():
         result = _compare(llm, asked, setting, params, tell)
-        plain = plain or result
+        greedy = greedy or result
         exact.append(_judge(llm, result, setting, params))
     spread = None
     if not rule.follows and not asked.params.greedy:
-        assert plain is not None
-        spread = _sample(llm, asked, _contexts(plain, asked), tell)
+        assert greedy is not None
+        with _sharing(llm):
+            spread = _sample(llm, asked, greedy, tell)
     drafted = sum(one.drafted for one in exact) + (0 if spread is None else spread.drafted)
     if not drafted:
         raise PacelineError("nothing was drafted, so nothing was checked; give other prompts or another drafter")
@@ -194,38 +198,47 @@ def _spell(llm: LLM, token: int | None) -> str:
 # By distribution
 
 
-def _contexts(plain: Comparison, asked: Asked) -> list[list[int]]:
-    """Prompts with some of plain decoding's answer behind them, prompts in turn, further into the text each time."""
-    answers = plain.plain.passes[0].answers
-    found = []
-    for number in range(asked.contexts):
-        answer, turn = answers[number % len(answers)], number // len(answers)
-        said = answer.output.token_ids
-        cut = min(len(said) - 1, (1 + turn) * max(1, len(said) // 3))
-        found.append([*asked.prompts[answer.prompt].ids, *said[: max(cut, 0)]])
-    return found
+@contextmanager
+def _sharing(llm: LLM) -> Iterator[None]:
+    """Samples find the pages of the context they go on from; what ran before this left none to be found."""
+    scheduler = llm.engine.scheduler
+    before, scheduler.prefix_caching = scheduler.prefix_caching, True
+    try:
+        yield
+    finally:
+        scheduler.prefix_caching = before
 
 
-def _sample(llm: LLM, asked: Asked, contexts: list[list[int]], tell: Tell) -> Distribution:
+def _sample(llm: LLM, asked: Asked, greedy: Comparison, tell: Tell) -> Distribution:
+    """Choose contexts by what the target says, sample after them with the drafter, and ask the target again."""
+    lens = Lens(llm, asked.spoken)
+    answers = greedy.measured[1].passes[0].answers
+    contexts = choose(lens, asked.prompts, answers, asked.contexts, partial(tell, "contexts"))
     llm.set_drafter(asked.drafter.drafter)
     gathered, drafted, accepted = [], 0, 0
     total = len(contexts) * asked.samples
     for number, context in enumerate(contexts):
+        _read(llm, asked, context)
         texts: list[list[int]] = []
         for first in range(0, asked.samples, TOGETHER):
-            tell("samples", number * asked.samples + first, total)
-            count = min(TOGETHER, asked.samples - first)
-            for output in _speak(llm, asked, context, count, number * asked.samples + first):
-                texts.append(output.token_ids)
+            done = number * asked.samples + first
+            tell("samples", done, total)
+            for output in _speak(llm, asked, context, min(TOGETHER, asked.samples - first), done):
+                texts.append(output.token_ids[: asked.depth])
                 drafted, accepted = drafted + sum(output.stats.proposed), accepted + sum(output.stats.accepted)
         gathered.append(texts)
     tell("samples", total, total)
-    tests = _Tests(llm, asked.spoken, asked.params.seed or 0)
+    tests = _Tests(llm, lens, asked.params.seed or 0)
     for number, (context, texts) in enumerate(zip(contexts, gathered)):
         tell("target", number, len(contexts))
         tests.add(context, texts)
     tell("target", len(contexts), len(contexts))
     return _conclude(llm, asked, tests, drafted, accepted)
+
+
+def _read(llm: LLM, asked: Asked, context: list[int]) -> None:
+    """Once for all samples: with the drafter, which else would not see what lies on the pages they share."""
+    llm.generate([context], SamplingParams(temperature=0.0, max_tokens=asked.depth + 1, ignore_eos=True))
 
 
 def _speak(llm: LLM, asked: Asked, context: list[int], count: int, number: int) -> list[CompletionOutput]:
@@ -241,14 +254,16 @@ class _Tests:
     its own share. Such numbers are uniform whatever came before, so texts that were said once are counted too.
     """
 
-    def __init__(self, llm: LLM, params: SamplingParams, seed: int) -> None:
-        self._llm, self._lens = llm, Lens(llm, params)
+    def __init__(self, llm: LLM, lens: Lens, seed: int) -> None:
+        self._llm, self._lens = llm, lens
         self._draws = np.random.default_rng(seed)
         self.alone: list[tuple[gtest.Tested, Odd]] = []
         self._ranks: list[float] = []
+        self.contexts = 0
 
     def add(self, context: list[int], texts: list[list[int]]) -> None:
         """Samples after a context: drafts may have reached all but each one's first token."""
+        self.contexts += 1
         after: dict[tuple[int, ...], Counter[int]] = {}
         for said in texts:
             for place in range(1, len(said)):
@@ -261,11 +276,10 @@ class _Tests:
                 self._count(list(prefix), after[prefix], shares)
 
     def _count(self, said: list[int], after: Counter[int], shares: gtest.Array) -> None:
-        order = np.argsort(-shares, kind="stable")
-        ends = np.empty(len(shares))
-        ends[order] = np.cumsum(shares[order])
         for token, count in after.items():
-            self._ranks += (ends[token] - self._draws.random(count) * shares[token]).tolist()
+            own = shares[token]
+            above = shares[shares > own].sum() + shares[:token][shares[:token] == own].sum()
+            self._ranks += (above + self._draws.random(count) * own).tolist()
         if after.total() >= FEWEST:
             counts = np.zeros(len(shares))
             counts[list(after)] = list(after.values())
@@ -300,8 +314,8 @@ def _conclude(llm: LLM, asked: Asked, tests: _Tests, drafted: int, accepted: int
     odd = sorted((one for _, one in tests.alone if one.p < level), key=lambda one: one.p)
     return Distribution(
         rule=llm.options.acceptance,
-        contexts=asked.contexts,
-        samples=asked.contexts * asked.samples,
+        contexts=tests.contexts,
+        samples=tests.contexts * asked.samples,
         tokens=ranked.samples,
         drafted=drafted,
         accepted=accepted,
