@@ -107,6 +107,8 @@ class Server:
             model,
             f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
             echo=bool(getattr(body, "echo", False)),
+            silent=bool(getattr(body, "silent", False)),
+            prompt_logprobs=body.prompt_logprobs is not None,
             provenance=bool(body.return_provenance),
             top=params.logprobs or 0,
         )

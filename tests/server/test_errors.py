@@ -68,7 +68,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": [""]}, "bad_words"),
     ({"best_of": 3}, "best_of"),
     ({"suffix": "end"}, "suffix"),
-    ({"echo": True, "logprobs": 1}, "echo"),
+    ({"max_tokens": 0, "echo": True, "min_tokens": 3}, "min_tokens=3"),
     ({"prompt": []}, "0 prompts"),
     ({"prompt": ""}, "empty"),
     ({"prompt": [[5], []]}, "empty"),
