@@ -196,10 +196,16 @@ class ChatRequest(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None  # refused: a client's program would run in the server's process
     parallel_tool_calls: bool | None = None  # without effect
     verbosity: str | None = None  # without effect
 
     def params(self, **more: Any) -> SamplingParams:
+        if self.chat_template is not None:
+            raise OptionError(
+                "chat_template is the server's alone (--chat-template FILE); allowed here: chat_template_kwargs, or a "
+                "prompt that is written out, at /v1/completions"
+            )
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise OptionError("max_tokens and max_completion_tokens differ; give one")
         if self.top_logprobs and not self.logprobs:

@@ -117,7 +117,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"chat_template": "{% for i in range(10**9) %}x{% endfor %}"}, "chat_template"),
+    ({"chat_template": "{% for i in range(10**9) %}x{% endfor %}"}, "chat_template is the server's alone"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"functions": []}, "functions"),
 ]
