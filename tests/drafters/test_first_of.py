@@ -62,6 +62,18 @@ def test_later_drafters_are_asked_only_for_those_the_earlier_left_empty() -> Non
     assert first.asked[0] == [8, 9, 10] and second.asked[0] == [9, 10] and third.asked[0] == [10]
 
 
+def test_each_drafters_proposals_are_counted_apart() -> None:
+    first, second = Told("first", {8: ([1, 2, 3], [-1, 0, 1])}), Told("second", {9: ([3, 4], [-1, 0])})
+    llm = tiny_llm(FirstOf(first, second))
+    outputs = generate(llm)
+    assert [list(output.stats.proposed_by) for output in outputs] == [["first"], ["second"], []]
+    assert [list(output.stats.proposed_by.values()) for output in outputs[:2]] == [
+        [output.stats.proposed] for output in outputs[:2]
+    ]
+    llm.set_drafter(first)
+    assert generate(llm)[0].stats.proposed_by == {}  # there is one drafter, and `proposed` is its
+
+
 def test_nobody_further_is_asked_when_all_have_something() -> None:
     everything = {length: ([1], [-1]) for length in (8, 9, 10)}
     second = Told("second", everything)
