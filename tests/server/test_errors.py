@@ -131,7 +131,7 @@ def test_a_wrong_chat_is_a_400_that_names_it(served: Served, change: dict[str, A
 
 RAW: list[tuple[bytes, str]] = [
     (b"", "body"),
-    (b"{", "JSON"),
+    (b'{"prompt"', "the body is not JSON: Expecting ':' delimiter, at character 9"),
     (b"null", "body"),
     (b"[1, 2]", "body"),
     (b'"text"', "body"),
@@ -151,6 +151,12 @@ RAW: list[tuple[bytes, str]] = [
 @pytest.mark.parametrize(("body", "named"), RAW, ids=lambda value: str(value)[:40])
 def test_a_body_that_is_no_request_is_a_400(served: Served, body: bytes, named: str) -> None:
     refused(served.post("/v1/completions", content=body, headers=JSON), 400, named)
+
+
+def test_a_body_that_is_sent_as_a_form_is_told_how_to_be_sent(served: Served) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}  # what curl says by itself
+    wanted = "the body came as 'application/x-www-form-urlencoded'; send it as application/json"
+    refused(served.post("/v1/completions", content=json.dumps(BODY).encode(), headers=form), 400, wanted)
 
 
 def test_a_list_of_many_wrong_things_is_refused_at_once(served: Served) -> None:
