@@ -85,6 +85,8 @@ def test_a_server_that_counts_nothing_is_measured_all_the_same(tmp_path: Path) -
     data = saved(tmp_path)
     assert data["acceptance"] is None and data["server"]["left_out"] == []
     assert data["figures"]["total_output_tokens"] == 5 * 4  # pieces
+    assert data["figures"]["total_input_tokens"] is data["figures"]["total_token_throughput"] is None
+    assert "prompt tokens          not told; --tokenizer would count them" in result.stdout
     assert data["figures"]["median_tpot_ms"] >= 0
 
 
