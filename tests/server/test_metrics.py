@@ -34,13 +34,13 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_drafters_that_are_asked_in_turn_are_counted_apart() -> None:
-    metrics, _ = make("first_of")
+    metrics, _ = make("suffix then ngram")
     by = {"suffix": [3, 1], "ngram": [2]}
     metrics.take(ended(("suffix", 1), ("suffix", 2), ("ngram", 1), stats=SequenceStats(4, 7, [5, 1], [2, 1], by)))
     for name, depth, drafted, accepted in (("suffix", "1", 3, 1), ("suffix", "2", 1, 1), ("ngram", "1", 2, 1)):
         assert value(metrics, "paceline_drafted_tokens_total", drafter=name, position=depth) == drafted
         assert value(metrics, "paceline_accepted_tokens_total", drafter=name, position=depth) == accepted
-    assert value(metrics, "paceline_drafted_tokens_total", drafter="first_of", position="1") is None
+    assert value(metrics, "paceline_drafted_tokens_total", drafter="suffix then ngram", position="1") is None
     assert metrics.summary()["drafted_by_position"] == [5, 1]
 
 
