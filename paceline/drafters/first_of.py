@@ -33,10 +33,9 @@ class FirstOf:
 
 
 class FirstOfDrafter:
-    name = "first_of"
-
     def __init__(self, drafters: list[Drafter]) -> None:
         self.drafters = drafters
+        self.name = " then ".join(drafter.name for drafter in drafters)
         self._gather()
 
     def _gather(self) -> None:
