@@ -139,10 +139,7 @@ class DraftContext:
         if self.table.apart or self._keep_probs or not tempered or not self.max_nodes:
             return None
         assert "_tokens" not in self.__dict__, "a chain is drawn from its beginning"
-        picking = None
-        if self._sampled:
-            steps = torch.arange(self.max_nodes, device=self.table.device)
-            picking = self._state.picking(self.slots, self.lengths + steps[:, None])
+        picking = self._state.picking(self.slots, self.lengths) if self._sampled else None
         self._tokens, counts = run(picking)
         return counts
 

@@ -116,11 +116,12 @@ class Runner:
         self, proposal: Proposal, paths: Tensor | None, batch: Batch, out: Hidden, slots: list[int]
     ) -> Verdict | Followed:
         assert out.logits is not None
-        history = histories(proposal, paths, batch, slots)
+        layout, rows = batch.layout, batch.places.sampled
         if out.best is not None and self._follows(slots):
-            picking = self.state.picking(history.slots, history.positions + 1)
-            picked = pick(out.logits[: len(history.slots)], picking).tolist()
+            picking = self.state.picking(layout.slots[rows], layout.positions[rows] + 1)
+            picked = pick(out.logits[: len(rows)], picking).tolist()
             return follow(proposal, [count - 1 for count in batch.places.sampled_counts], picked)
+        history = histories(proposal, paths, batch, slots)
         logits = process(out.logits[: len(history.slots)], history, self.state)
         return verify(Judged(proposal, logits, history, batch.places.index, self.state), self.rule)
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from paceline.kernels.ops import Describes, Weight
@@ -14,17 +13,21 @@ from paceline.kernels.ops import Describes, Weight
 
 class Picking(NamedTuple):
     """How tokens are picked where nothing but temperature and noise has a part in it: a row's logits are divided, noise
-    is added, and the likeliest is taken, of equals the one that stands first."""
+    is added, and the likeliest is taken, of equals the one that stands first. Columns hold a value for each slot."""
 
-    temperature: Tensor  # [R]
-    noisy: Tensor  # [R] int64; 0: without noise
-    first: Tensor  # [R], or [k, R] for a chain: the words its noise is made from
-    second: Tensor
+    slots: Tensor  # [R]
+    temperature: Tensor | None  # a column; None: the logits have been divided already
+    greedy: Tensor  # a column, int64; not 0: without noise
+    seeds: Tensor  # columns: what noise is keyed by, beside position, stream and perhaps one more number
+    samples: Tensor
+    positions: Tensor  # [R] of the tokens that are picked; of a chain, of the first
+    stream: int
+    extra: Tensor | None  # [R]
     tables: tuple[Tensor, Tensor]  # of logarithms
 
     def processed(self) -> Picking:
         """The same from logits that have been divided already."""
-        return self._replace(temperature=torch.ones_like(self.temperature))
+        return self._replace(temperature=None)
 
 
 class Feeding(NamedTuple):

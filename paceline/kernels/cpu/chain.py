@@ -12,15 +12,12 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.chain import Chain, Drafts, Link, Picking
-from paceline.kernels.cpu.library import BatchStruct, ChainStruct, LinkStruct, PickingStruct, library
+from paceline.kernels.cpu.library import BatchStruct, ChainStruct, KeysStruct, LinkStruct, PickingStruct, library
 from paceline.kernels.ops import Inputs
 
 if TYPE_CHECKING:
     from paceline.kernels.cpu.native import Layers
     from paceline.kernels.cpu.recording import Recording
-
-
-_COLUMNS = (torch.float32, torch.int64, torch.int64, torch.int64, torch.float64, torch.float64)  # of a picking
 
 
 def draw(recordings: Sequence[Recording | None], chain: Chain, layers: Layers) -> Drafts:
@@ -120,9 +117,16 @@ def pick(logits: Tensor, picking: Picking) -> Tensor:
 
 def _picking(picking: Picking) -> PickingStruct:
     """Points at tensors that the caller holds."""
-    columns = (picking.temperature, picking.noisy, picking.first, picking.second, *picking.tables)
-    assert all(column.is_contiguous() and column.dtype == dtype for column, dtype in zip(columns, _COLUMNS))
-    return PickingStruct(*(column.data_ptr() for column in columns))
+    slots, temperature, greedy, seeds, samples, positions, stream, extra, tables = picking
+    columns = map(_address, (slots, seeds, samples, positions, extra))
+    keys = KeysStruct(*columns, *(_address(table, torch.float64) for table in tables), stream)
+    return PickingStruct(_address(temperature, torch.float32), _address(greedy), keys)
+
+
+def _address(tensor: Tensor | None, dtype: torch.dtype = torch.int64) -> int | None:
+    """Where the library reads it: values of that dtype, one behind the other."""
+    assert tensor is None or (tensor.dtype == dtype and tensor.is_contiguous())
+    return None if tensor is None else tensor.data_ptr()
 
 
 __all__ = ["draw", "pick", "tap_places"]

@@ -161,11 +161,9 @@ struct Picker {
         run.each(counters[2], rows, [&](int64_t r) { if (noisy(r)) out[r] = path().largest(space + r * size, size); });
         run.pool.meet();
     }
-    bool noisy(int64_t r) const { return picking->noisy[r] && out[r] >= 0; }
+    bool noisy(int64_t r) const { return picking->noisy(r) && out[r] >= 0; }
     void disturb(int64_t r, int64_t begin, int64_t end) const {
-        const int64_t key = step * rows + r;
-        const Noise noise{uint32_t(picking->first[key]), uint32_t(picking->second[key]), picking->inverse, picking->logarithm};
-        path().disturb(logits + r * size, picking->temperature[r], noise, ids, out[r], begin, end, space + r * size);
+        path().disturb(logits + r * size, picking->divisor(r), picking->keys.noise(r, step), ids, out[r], begin, end, space + r * size);
     }
 };
 
@@ -252,7 +250,7 @@ struct ChainRows {
         bool any = false;
         for (int64_t r = 0; r < given.rows; ++r) {
             const int64_t picked = std::max<int64_t>(0, ids[r]);
-            if (chain.least > 0) chances[r] *= chance(logits + r * vocabulary, vocabulary, picked, chain.picking ? chain.picking->temperature[r] : 1, space.data());
+            if (chain.least > 0) chances[r] *= chance(logits + r * vocabulary, vocabulary, picked, chain.picking ? chain.picking->divisor(r) : 1, space.data());
             const bool drafted = chain.counts[r] == step && !(chances[r] < chain.least);
             chain.counts[r] += drafted;
             ids[r] = chain.ids ? chain.ids[picked] : picked;
@@ -289,7 +287,7 @@ const char* paceline_agreement() {
 #define WORD(name) #name " "
     static const std::string told = [] {
         std::string words = PACELINE_OPERATIONS(WORD) PACELINE_KINDS(WORD) PACELINE_SOURCES(WORD) PACELINE_ACTIVATIONS(WORD);
-        for (const size_t size : {sizeof(Segment), sizeof(Weight), sizeof(Op), sizeof(Buffer), sizeof(Layer), sizeof(Program), sizeof(Batch), sizeof(Picking), sizeof(Link), sizeof(Chain), size_t(LANES)})
+        for (const size_t size : {sizeof(Segment), sizeof(Weight), sizeof(Op), sizeof(Buffer), sizeof(Layer), sizeof(Program), sizeof(Batch), sizeof(Keys), sizeof(Picking), sizeof(Link), sizeof(Chain), size_t(LANES)})
             words += std::to_string(size) + " ";
         return words;
     }();
@@ -326,7 +324,7 @@ void paceline_exp(const float* x, int64_t n, float* out) { path().exponentials(x
 int64_t paceline_largest(const float* x, int64_t n) { return path().largest(x, n); }
 
 // Noise for `rows` keys over a vocabulary, shared out in pieces.
-void paceline_gumbel(const int64_t* first, const int64_t* second, int64_t rows, int64_t vocabulary, const double* inverse, const double* logarithm, float* out) {
+void paceline_gumbel(const Keys* keys, int64_t rows, int64_t vocabulary, float* out) {
     if (rows == 0) return;
     constexpr int64_t PIECE = 4096;
     const int64_t pieces = (vocabulary + PIECE - 1) / PIECE;
@@ -339,7 +337,7 @@ void paceline_gumbel(const int64_t* first, const int64_t* second, int64_t rows, 
         Run run{threads, s.scratch, s.local[thread], s.attention, s.pairs};
         run.each(counter, rows * pieces, [&](int64_t unit) {
             const int64_t r = unit / pieces, begin = unit % pieces * PIECE;
-            path().gumbel({uint32_t(first[r]), uint32_t(second[r]), inverse, logarithm}, begin, std::min(vocabulary, begin + PIECE), out + r * vocabulary);
+            path().gumbel(keys->noise(r, 0), begin, std::min(vocabulary, begin + PIECE), out + r * vocabulary);
         });
         threads.meet();
     });
