@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -36,18 +36,21 @@ class DraftContext:
         self._budgets: Tensor | None = None
         self._prunable, self._single = True, True  # single: one child of one parent at every draw
         self._depth = 0
+        self._counts: Tensor | None = None  # [B] of a chain that was drawn at once
         self._probs: list[Tensor] = []  # [B, P·count, V] a draw
         self._processed: list[tuple[Tensor, Tensor, Tensor]] = []  # unscored draws: logits [B, P, V], parents, picks
 
     # Made when first asked for: a drafter that looks things up on the host needs none of them.
 
-    @cached_property
+    @functools.cached_property
     def slots(self) -> Tensor:
         if self._given is not None:
             return self._given
+        if not self.table.apart:
+            return _numbers(tuple(self.slot_list))
         return torch.tensor(self.slot_list, dtype=torch.int64).to(self.table.device, non_blocking=True)
 
-    @cached_property
+    @functools.cached_property
     def lengths(self) -> Tensor:
         return self.table.lengths.index_select(0, self.slots)
 
@@ -74,23 +77,23 @@ class DraftContext:
         """The budgets as the host knows them; with nothing ahead, the budgets."""
         return list(self._asked)
 
-    @cached_property
+    @functools.cached_property
     def _tokens(self) -> Tensor:  # [B, n]
         return self._nothing()
 
-    @cached_property
+    @functools.cached_property
     def _parents(self) -> Tensor:  # [B, n]
         return self._nothing()
 
-    @cached_property
+    @functools.cached_property
     def _there(self) -> Tensor:  # [B, n] bool: neither the node nor one above it hangs under PADDING
         return self._nothing().bool()
 
-    @cached_property
+    @functools.cached_property
     def _scored(self) -> Tensor:  # [B, …] of the draws that were scored already
         return self._nothing().float()
 
-    @cached_property
+    @functools.cached_property
     def _paths(self) -> Tensor:  # [B, n, D] tokens from the root down to each node
         return self._nothing()[:, :, None]
 
@@ -140,8 +143,8 @@ class DraftContext:
             return None
         assert "_tokens" not in self.__dict__, "a chain is drawn from its beginning"
         picking = self._state.picking(self.slots, self.lengths) if self._sampled else None
-        self._tokens, counts = run(picking)
-        return counts
+        self._tokens, self._counts = run(picking)
+        return self._counts
 
     def _widen(self, logits: Tensor, ids: Tensor) -> Tensor:
         """[B, P, V'] → [B, P, V]: a token the drafter does not know has no chance."""
@@ -167,6 +170,8 @@ class DraftContext:
         return found + 1 if self._keep_probs else found
 
     def drawn(self, name: str, *, chain: bool = True, keep: int | None = None, most: Tensor | None = None) -> Proposal:
+        if most is not None and most is self._counts:  # within the budgets already
+            return Proposal.of_chains(self._tokens, most, name)
         chain = chain and self._single and keep is None
         budgets = self.budgets if most is None else torch.minimum(self.budgets, most)
         probs = torch.cat(self._probs, dim=1) if self._probs else None
@@ -248,6 +253,12 @@ class DraftContext:
         self._paths = torch.cat([old, new], dim=1)
         numbers = torch.arange(before, before + width * count, device=picked.device).view(width, count)
         return Drawn(picked, numbers.expand(batch, width, count))
+
+
+@functools.lru_cache
+def _numbers(numbers: tuple[int, ...]) -> Tensor:
+    """The same sequences decode round after round."""
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:

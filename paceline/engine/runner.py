@@ -86,7 +86,7 @@ class Runner:
         given = None if slots is None else slots[: plan.num_drafting]
         context = DraftContext([item.slot for item in work], budgets, self.state, self.rule, given)
         proposal = self.drafter.propose(context)
-        if self.table.apart or any(size > most for size, most in zip(proposal.sizes.tolist(), budgets)):
+        if self.table.apart or any(size > most for size, most in zip(proposal.size_list, budgets)):
             proposal = proposal.cut(context.make_budgets())  # whatever the drafter did to those it was shown
         return proposal if plan.num_drafting == plan.num_sampling else pad_proposal(proposal, plan.num_sampling)
 
@@ -95,7 +95,7 @@ class Runner:
         if self.table.apart:
             plan.cut(proposal.num_nodes)
         else:
-            plan.fit(proposal.sizes.tolist())
+            plan.fit(proposal.size_list)
         paths = proposal.paths()
         nodes = Nodes(proposal.tokens, proposal.sizes, paths)
         size = self.cache.pool.block_size

@@ -35,8 +35,8 @@ class Feeding(NamedTuple):
 
     slots: Tensor  # [B]
     starts: Tensor  # [B] the first draft's position
-    ends: Tensor  # [B] a draft at or beyond is fed to nobody
-    first: Tensor  # [B] the lowest position a row sees
+    most: Tensor  # [B] how many drafts each may have; the last is fed to nobody
+    first: Tensor | None  # [S+1] the lowest position each slot sees; None: all
     page_table: Tensor  # [S+1, P], the last row nobody's
     block_size: int
 
@@ -60,7 +60,8 @@ class Chain:
     newest: Tensor | None = None  # [B] the tokens the first network is fed
     finals: Tensor | None = None  # [B, H] what the first is picked from, if it has no network
     named: Mapping[str, Tensor] = field(default_factory=dict)  # what else the networks are given, as `Inputs` have it
-    state: tuple[str, int] | None = None  # the input that is a row's state, and the boundary that gives the next one
+    # The input that is a row's state, and the boundary that gives the next one: it may be written over what was given.
+    state: tuple[str, int] | None = None
     ids: Tensor | None = None  # [V'] the target's id of each logit; None: its own number
     picking: Picking | None = None  # None: the likeliest
     least: float = 0.0  # a row ends before the draft with which its chain's chance, as the network sees it, falls below

@@ -111,8 +111,8 @@ def follow(proposal: Proposal, sizes: list[int], likeliest: list[int]) -> Follow
     `likeliest` holds a token for each sequence's last committed row and then for each of its nodes. Where the kernels
     know it, this costs less than a handful of tensor operations.
     """
-    drafted = proposal.num_nodes > 0
-    tokens, parents = (proposal.tokens.tolist(), proposal.parents.tolist()) if drafted else ([], [])
+    tokens = proposal.tokens.tolist() if proposal.num_nodes else []
+    parents = None if proposal.chain else proposal.parents.tolist()
     scratch = proposal.scratch.tolist() if proposal.scratch is not None else None
     decisions, root = [], 0
     for sequence, size in enumerate(sizes):
@@ -120,7 +120,8 @@ def follow(proposal: Proposal, sizes: list[int], likeliest: list[int]) -> Follow
         for node in range(size):
             wanted = likeliest[root + 1 + current]
             usable = scratch is None or not scratch[sequence][node]
-            if usable and parents[sequence][node] == current and tokens[sequence][node] == wanted:
+            above = node - 1 if parents is None else parents[sequence][node]
+            if usable and above == current and tokens[sequence][node] == wanted:
                 said.append(wanted)
                 nodes.append(node)
                 current = node

@@ -112,7 +112,7 @@ class ChainStruct(Structure):
     _fields_ = [
         ("links", POINTER(LinkStruct)),
         *((n, c_int64) for n in ("steps", "null_slot")),
-        *((n, c_void_p) for n in ("newest", "ends", "ids", "finals", "picking")),
+        *((n, c_void_p) for n in ("newest", "most", "ids", "finals", "picking")),
         ("least", c_double),
         *((n, c_void_p) for n in ("tokens", "counts")),
     ]

@@ -251,14 +251,14 @@ struct ChainRows {
         for (int64_t r = 0; r < given.rows; ++r) {
             const int64_t picked = std::max<int64_t>(0, ids[r]);
             if (chain.least > 0) chances[r] *= chance(logits + r * vocabulary, vocabulary, picked, chain.picking ? chain.picking->divisor(r) : 1, space.data());
-            const bool drafted = chain.counts[r] == step && !(chances[r] < chain.least);
+            const bool drafted = chain.counts[r] == step && step < chain.most[r] && !(chances[r] < chain.least);
             chain.counts[r] += drafted;
             ids[r] = chain.ids ? chain.ids[picked] : picked;
             chain.tokens[r * chain.steps + step] = ids[r];
-            const bool on = drafted && given.positions[r] + step < chain.ends[r];
+            const bool on = drafted && step + 1 < chain.most[r];
             slots[r] = on ? given.slots[r] : chain.null_slot;
             positions[r] = on ? given.positions[r] + step : 0;
-            first[r] = on && given.first ? given.first[r] : 0;
+            first[r] = on && given.first ? given.first[slots[r]] : 0;
             const int64_t size = given.block_size, page = given.page_table[slots[r] * given.table_width + positions[r] / size];
             write[r] = page * size + positions[r] % size;
             any = any || on;

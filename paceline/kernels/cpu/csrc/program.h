@@ -125,12 +125,13 @@ struct Link {
 };
 
 // Drafts drawn one behind the other. Each is fed to the next link's network, beside what its row's last run tapped. The
-// batch says where each row's first draft is fed; what is tapped goes where the states are read from.
+// batch says where each row's first draft is fed, and by slot what a row sees first; what is tapped goes where the states
+// are read from.
 struct Chain {
     const Link* links;
     int64_t steps, null_slot;
     const int64_t* newest;   // [rows] what the first network is fed
-    const int64_t* ends;     // [rows] a draft at or beyond is fed to nobody
+    const int64_t* most;     // [rows] how many drafts each may have; the last is fed to nobody
     const int64_t* ids;      // [head rows] the token each logit stands for; nullptr: its own number
     const float* finals;     // [rows, H] what the first is picked from, if it has no network
     const Picking* picking;  // nullptr: the likeliest of all
