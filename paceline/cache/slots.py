@@ -11,6 +11,7 @@ This module knows nothing of scheduling, sampling or drafting.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,6 +58,12 @@ class Table:
         values = self.host[rows, columns]
         packed = torch.from_numpy(np.stack([rows, columns, values])).to(self.tensor.device, non_blocking=True)
         self.tensor[packed[0], packed[1]] = packed[2]
+
+
+@functools.lru_cache(maxsize=256)
+def numbers(values: tuple[int, ...]) -> Tensor:
+    """[n] on the CPU, made once: the same sequences decode round after round. Nobody writes into it."""
+    return torch.tensor(values, dtype=torch.int64)
 
 
 class Slots:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.cache.kv import KVCache
-from paceline.cache.slots import SPREAD, Slots
+from paceline.cache.slots import SPREAD, Slots, numbers
 from paceline.drafters.base import Context, HostRows, Observation, Pairs, QuietDrafter, Target
 from paceline.kernels.chain import Feeding
 from paceline.kernels.ops import Hidden, LayerSpec
@@ -309,7 +309,7 @@ class StateReader(CachedDrafter):
         for slot, span in zip(batch.slot_list, spans):
             if span.reach == table.length(slot):
                 newest[span.row + span.num_rows - 1] = slot
-        return torch.tensor(newest, dtype=torch.int64)
+        return numbers(tuple(newest))
 
     def most_nodes(self, context: Context) -> Tensor:
         """[B] the budgets; 0 for a sequence whose states it has not been shown yet (it was switched on just now)."""

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -34,6 +34,7 @@ class Proposal:
     names: tuple[str, ...] = ()  # the drafters that had a part in it
     origins: Tensor | None = None  # [B, N] index into `names`; None: all from names[0]
     max_depth: int | None = None  # no node is deeper; None: N
+    _sizes: list[int] | None = field(default=None, init=False, repr=False, compare=False)
 
     @cached_property
     def parents(self) -> Tensor:
@@ -43,10 +44,12 @@ class Proposal:
         index = torch.arange(self.num_nodes, device=self.tokens.device)
         return torch.where(index < self.sizes[:, None], index - 1, PADDING)
 
-    @cached_property
+    @property
     def size_list(self) -> list[int]:
         """On the host, which waits for the device."""
-        return list(self.sizes.tolist())
+        if self._sizes is None:  # kept by hand: every round asks several times, and a cached_property takes a lock
+            self._sizes = self.sizes.tolist()
+        return self._sizes
 
     @property
     def num_nodes(self) -> int:

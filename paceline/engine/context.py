@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from paceline.cache.slots import numbers
 from paceline.drafters.base import Drawn
 from paceline.drafters.tree import PADDING, Proposal
 from paceline.kernels.chain import Drafts, Picking
@@ -33,9 +34,7 @@ class DraftContext:
         self._sampled = state.any_sampled(slot_list)
         self._untouched = not self._sampled and state.tempered.issuperset(slot_list)  # the likeliest raw logit is drawn
         self._keep_probs = rule.needs_probs and self._sampled
-        self._budgets: Tensor | None = None
-        self._prunable, self._single = True, True  # single: one child of one parent at every draw
-        self._depth = 0
+        self._prunable, self._single, self._depth = True, True, 0  # single: one child of one parent at every draw
         self._counts: Tensor | None = None  # [B] of a chain that was drawn at once
         self._probs: list[Tensor] = []  # [B, P·count, V] a draw
         self._processed: list[tuple[Tensor, Tensor, Tensor]] = []  # unscored draws: logits [B, P, V], parents, picks
@@ -47,18 +46,16 @@ class DraftContext:
         if self._given is not None:
             return self._given
         if not self.table.apart:
-            return _numbers(tuple(self.slot_list))
+            return numbers(tuple(self.slot_list))
         return torch.tensor(self.slot_list, dtype=torch.int64).to(self.table.device, non_blocking=True)
 
     @functools.cached_property
     def lengths(self) -> Tensor:
         return self.table.lengths.index_select(0, self.slots)
 
-    @property
+    @functools.cached_property
     def budgets(self) -> Tensor:
-        if self._budgets is None:
-            self._budgets = self.make_budgets()
-        return self._budgets
+        return self.make_budgets()
 
     def make_budgets(self) -> Tensor:
         """[B] on the device, afresh."""
@@ -253,12 +250,6 @@ class DraftContext:
         self._paths = torch.cat([old, new], dim=1)
         numbers = torch.arange(before, before + width * count, device=picked.device).view(width, count)
         return Drawn(picked, numbers.expand(batch, width, count))
-
-
-@functools.lru_cache
-def _numbers(numbers: tuple[int, ...]) -> Tensor:
-    """The same sequences decode round after round."""
-    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:

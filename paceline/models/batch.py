@@ -198,7 +198,7 @@ def pack(
         if item.num_nodes and drafted is not None:
             ids += drafted[number][: item.num_nodes]
         write += [pages[at // block_size - first_page] * block_size + at % block_size for at in line]
-    slot, line_t, base, id_t, write_t = torch.from_numpy(np.array(rows, dtype=np.int64))
+    slot, line_t, base, id_t, write_t = torch.from_numpy(np.array(rows, dtype=np.int64)).unbind()
     positions, path = line_t, None
     if max([span.reach for span in spans], default=0) > table.max_length:  # nodes deeper than that are drafted in vain
         positions = line_t.clamp(max=table.max_length - 1)

@@ -67,12 +67,14 @@ class SamplerState:
         self.params: dict[int, SamplingParams] = {}
         self.picks = device.type == "cpu" and library() is not None  # the library can pick tokens
         self.tempered: set[int] = set()  # slots whose request needs temperature and noise at most
+        self._sampled: set[int] = set()  # slots whose request needs noise
 
     def set(self, slot: int, params: SamplingParams, words: Words, seed: int, sample: int) -> None:
         from paceline.sampling.processors import tempered  # which is written in terms of this state
 
         self.params[slot], self.words[slot] = params, words
         (self.tempered.add if tempered(params) else self.tempered.discard)(slot)
+        (self._sampled.discard if params.greedy else self._sampled.add)(slot)
         greedy = params.greedy  # then nothing after the penalties may touch its rows
         floats = (1.0, 1.0, 0.0) if greedy else (params.temperature, params.top_p, params.min_p)
         penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
@@ -118,4 +120,4 @@ class SamplerState:
 
     def any_sampled(self, slot_list: list[int]) -> bool:
         """Whether any of these slots needs noise at all."""
-        return any(not self.params[slot].greedy for slot in slot_list)
+        return not self._sampled.isdisjoint(slot_list)

@@ -112,7 +112,7 @@ def follow(proposal: Proposal, sizes: list[int], likeliest: list[int]) -> Follow
     know it, this costs less than a handful of tensor operations.
     """
     tokens = proposal.tokens.tolist() if proposal.num_nodes else []
-    parents = None if proposal.chain else proposal.parents.tolist()
+    parents = [range(-1, proposal.num_nodes)] * len(sizes) if proposal.chain else proposal.parents.tolist()
     scratch = proposal.scratch.tolist() if proposal.scratch is not None else None
     decisions, root = [], 0
     for sequence, size in enumerate(sizes):
@@ -120,8 +120,7 @@ def follow(proposal: Proposal, sizes: list[int], likeliest: list[int]) -> Follow
         for node in range(size):
             wanted = likeliest[root + 1 + current]
             usable = scratch is None or not scratch[sequence][node]
-            above = node - 1 if parents is None else parents[sequence][node]
-            if usable and above == current and tokens[sequence][node] == wanted:
+            if usable and parents[sequence][node] == current and tokens[sequence][node] == wanted:
                 said.append(wanted)
                 nodes.append(node)
                 current = node

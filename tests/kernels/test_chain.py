@@ -64,6 +64,16 @@ def test_a_chain_is_drawn_and_another_dtype_of_what_it_starts_from_is_no_other_m
     assert ops.chain(other, ()).tokens.tolist() == drawn.tokens.tolist()
 
 
+def test_nobody_gets_more_drafts_than_it_may_have_and_links_are_told_apart() -> None:
+    ops, chain, _ = make()
+    whole = ops.chain(chain, ())
+    most = torch.tensor([2, 0])
+    cut = ops.chain(replace(make()[1], links=chain.links, feeding=chain.feeding._replace(most=most)), ())
+    assert cut.counts.tolist() == [2, 0] and cut.tokens[0, :2].tolist() == whole.tokens[0, :2].tolist()
+    short = ops.chain(replace(make()[1], links=chain.links[:2]), ())
+    assert short.counts.tolist() == [2, 2] and short.tokens.tolist() == whole.tokens[:, :2].tolist()
+
+
 def test_chains_that_do_not_fit_are_refused_before_the_library_reads_them() -> None:
     ops, chain, step = make()
     links = list(chain.links)

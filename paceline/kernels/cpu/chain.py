@@ -60,8 +60,8 @@ def draw(linked: Linked, chain: Chain, layers: Layers) -> Drafts:
     batch.page_table, batch.table_width, batch.block_size = table.data_ptr(), table.shape[1], feeding.block_size
     batch.layers = layers.address
     held = _give(batch, linked.runs, chain, slots)
-    tokens = torch.zeros((len(slots), len(chain.links)), dtype=torch.int64, device="cpu")
-    counts = torch.empty_like(slots)
+    tokens = torch.empty((len(slots), len(chain.links)), dtype=torch.int64, device="cpu")
+    counts = torch.empty(len(slots), dtype=torch.int64, device="cpu")
     struct = ChainStruct(linked.array, len(chain.links), table.shape[0] - 1)
     struct.most, struct.least = most.data_ptr(), chain.least
     struct.tokens, struct.counts = tokens.data_ptr(), counts.data_ptr()

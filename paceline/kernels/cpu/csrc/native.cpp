@@ -239,6 +239,7 @@ struct ChainRows {
         int64_t* at = s.places.data();
         for (int64_t** part : {&ids, &slots, &positions, &first, &write, &rows}) { *part = at; at += batch.rows; }
         for (int64_t r = 0; r < batch.rows; ++r) { ids[r] = chain.newest ? chain.newest[r] : 0; rows[r] = r; chain.counts[r] = 0; }
+        std::fill_n(chain.tokens, batch.rows * chain.steps, 0);
     }
     void lend(Batch& batch) const {
         batch.ids = ids; batch.slots = slots; batch.positions = positions; batch.first = first; batch.write = write;
