@@ -124,7 +124,7 @@ class FirstOfDrafter:
             free = ~taken
             taken = taken | (answer.sizes > 0)
             parents = torch.where(free[:, None], answer.parents, PADDING)
-            answers[number] = replace(answer, sizes=torch.where(free, answer.sizes, 0), parents=parents)
+            answers[number] = replace(answer, sizes=torch.where(free, answer.sizes, 0), above=parents)
         return merge([(None, answer) for answer in answers], len(context.slot_list), context.table.device)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from paceline.cache.slots import numbers
 from paceline.drafters.base import Drawn
 from paceline.drafters.tree import PADDING, Proposal
 from paceline.kernels.chain import Drafts, Picking
@@ -33,29 +34,28 @@ class DraftContext:
         self._sampled = state.any_sampled(slot_list)
         self._untouched = not self._sampled and state.tempered.issuperset(slot_list)  # the likeliest raw logit is drawn
         self._keep_probs = rule.needs_probs and self._sampled
-        self._budgets: Tensor | None = None
-        self._prunable, self._single = True, True  # single: one child of one parent at every draw
-        self._depth = 0
+        self._prunable, self._single, self._depth = True, True, 0  # single: one child of one parent at every draw
+        self._counts: Tensor | None = None  # [B] of a chain that was drawn at once
         self._probs: list[Tensor] = []  # [B, P·count, V] a draw
         self._processed: list[tuple[Tensor, Tensor, Tensor]] = []  # unscored draws: logits [B, P, V], parents, picks
 
     # Made when first asked for: a drafter that looks things up on the host needs none of them.
 
-    @cached_property
+    @functools.cached_property
     def slots(self) -> Tensor:
         if self._given is not None:
             return self._given
+        if not self.table.apart:
+            return numbers(tuple(self.slot_list))
         return torch.tensor(self.slot_list, dtype=torch.int64).to(self.table.device, non_blocking=True)
 
-    @cached_property
+    @functools.cached_property
     def lengths(self) -> Tensor:
         return self.table.lengths.index_select(0, self.slots)
 
-    @property
+    @functools.cached_property
     def budgets(self) -> Tensor:
-        if self._budgets is None:
-            self._budgets = self.make_budgets()
-        return self._budgets
+        return self.make_budgets()
 
     def make_budgets(self) -> Tensor:
         """[B] on the device, afresh."""
@@ -74,23 +74,23 @@ class DraftContext:
         """The budgets as the host knows them; with nothing ahead, the budgets."""
         return list(self._asked)
 
-    @cached_property
+    @functools.cached_property
     def _tokens(self) -> Tensor:  # [B, n]
         return self._nothing()
 
-    @cached_property
+    @functools.cached_property
     def _parents(self) -> Tensor:  # [B, n]
         return self._nothing()
 
-    @cached_property
+    @functools.cached_property
     def _there(self) -> Tensor:  # [B, n] bool: neither the node nor one above it hangs under PADDING
         return self._nothing().bool()
 
-    @cached_property
+    @functools.cached_property
     def _scored(self) -> Tensor:  # [B, …] of the draws that were scored already
         return self._nothing().float()
 
-    @cached_property
+    @functools.cached_property
     def _paths(self) -> Tensor:  # [B, n, D] tokens from the root down to each node
         return self._nothing()[:, :, None]
 
@@ -139,12 +139,9 @@ class DraftContext:
         if self.table.apart or self._keep_probs or not tempered or not self.max_nodes:
             return None
         assert "_tokens" not in self.__dict__, "a chain is drawn from its beginning"
-        picking = None
-        if self._sampled:
-            steps = torch.arange(self.max_nodes, device=self.table.device)
-            picking = self._state.picking(self.slots, self.lengths + steps[:, None])
-        self._tokens, counts = run(picking)
-        return counts
+        picking = self._state.picking(self.slots, self.lengths) if self._sampled else None
+        self._tokens, self._counts = run(picking)
+        return self._counts
 
     def _widen(self, logits: Tensor, ids: Tensor) -> Tensor:
         """[B, P, V'] → [B, P, V]: a token the drafter does not know has no chance."""
@@ -170,6 +167,8 @@ class DraftContext:
         return found + 1 if self._keep_probs else found
 
     def drawn(self, name: str, *, chain: bool = True, keep: int | None = None, most: Tensor | None = None) -> Proposal:
+        if most is not None and most is self._counts:  # within the budgets already
+            return Proposal.of_chains(self._tokens, most, name)
         chain = chain and self._single and keep is None
         budgets = self.budgets if most is None else torch.minimum(self.budgets, most)
         probs = torch.cat(self._probs, dim=1) if self._probs else None

@@ -86,7 +86,7 @@ class Runner:
         given = None if slots is None else slots[: plan.num_drafting]
         context = DraftContext([item.slot for item in work], budgets, self.state, self.rule, given)
         proposal = self.drafter.propose(context)
-        if self.table.apart or any(size > most for size, most in zip(proposal.sizes.tolist(), budgets)):
+        if self.table.apart or any(size > most for size, most in zip(proposal.size_list, budgets)):
             proposal = proposal.cut(context.make_budgets())  # whatever the drafter did to those it was shown
         return proposal if plan.num_drafting == plan.num_sampling else pad_proposal(proposal, plan.num_sampling)
 
@@ -95,7 +95,7 @@ class Runner:
         if self.table.apart:
             plan.cut(proposal.num_nodes)
         else:
-            plan.fit(proposal.sizes.tolist())
+            plan.fit(proposal.size_list)
         paths = proposal.paths()
         nodes = Nodes(proposal.tokens, proposal.sizes, paths)
         size = self.cache.pool.block_size
@@ -116,11 +116,12 @@ class Runner:
         self, proposal: Proposal, paths: Tensor | None, batch: Batch, out: Hidden, slots: list[int]
     ) -> Verdict | Followed:
         assert out.logits is not None
-        history = histories(proposal, paths, batch, slots)
+        layout, rows = batch.layout, batch.places.sampled
         if out.best is not None and self._follows(slots):
-            picking = self.state.picking(history.slots, history.positions + 1)
-            picked = pick(out.logits[: len(history.slots)], picking).tolist()
+            picking = self.state.picking(layout.slots[rows], layout.positions[rows] + 1)
+            picked = pick(out.logits[: len(rows)], picking).tolist()
             return follow(proposal, [count - 1 for count in batch.places.sampled_counts], picked)
+        history = histories(proposal, paths, batch, slots)
         logits = process(out.logits[: len(history.slots)], history, self.state)
         return verify(Judged(proposal, logits, history, batch.places.index, self.state), self.rule)
 

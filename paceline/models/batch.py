@@ -171,9 +171,8 @@ def pack(
     block_size: int,
     nodes: Nodes | None = None,
     num_sampling: int | None = None,
-    first: Tensor | None = None,
 ) -> Batch:
-    """Work → tensors, all of which samples unless said otherwise; `first` [B]: the lowest position each may see.
+    """Work → tensors, all of which samples unless said otherwise.
 
     Where the tables are apart from the host's the static way is taken, whatever the host knows.
     """
@@ -181,7 +180,7 @@ def pack(
     sampling = len(work) if num_sampling is None else num_sampling
     places = places_of(shape, sampling, 0 if nodes is None else nodes.tokens.shape[1], table.device)
     if table.apart:
-        return _pack_apart(work, places, table, block_size, nodes, first)
+        return _pack_apart(work, places, table, block_size, nodes)
     drafted = nodes.tokens.tolist() if nodes is not None and any(item.num_nodes for item in work) else None
     spans: list[Span] = []
     rows: list[list[int]] = [[], [], [], [], []]
@@ -199,12 +198,13 @@ def pack(
         if item.num_nodes and drafted is not None:
             ids += drafted[number][: item.num_nodes]
         write += [pages[at // block_size - first_page] * block_size + at % block_size for at in line]
-    slot, line_t, base, id_t, write_t = torch.from_numpy(np.array(rows, dtype=np.int64))
-    positions, path = line_t.clamp(max=table.max_length - 1), None  # nodes deeper than that are drafted in vain
+    slot, line_t, base, id_t, write_t = torch.from_numpy(np.array(rows, dtype=np.int64)).unbind()
+    positions, path = line_t, None
+    if max([span.reach for span in spans], default=0) > table.max_length:  # nodes deeper than that are drafted in vain
+        positions = line_t.clamp(max=table.max_length - 1)
     if drafted is not None and nodes is not None and nodes.paths is not None:
         positions, path = _hang(places, nodes.paths, positions, base)
-    seen_from = None if first is None else first.index_select(0, places.owner)
-    layout = Layout(slot, positions, base, path, seen_from, line_t, write_t, table.pages.tensor, block_size, spans)
+    layout = Layout(slot, positions, base, path, None, line_t, write_t, table.pages.tensor, block_size, spans)
     return Batch(id_t, layout, places, [item.slot for item in work])
 
 
@@ -217,14 +217,12 @@ def _hang(places: Places, paths: Tensor, straight: Tensor, bases: Tensor) -> tup
     return torch.minimum(bases - 1 + (path >= 0).sum(1), straight), path
 
 
-def _pack_apart(
-    work: list[Work], places: Places, table: Slots, block_size: int, nodes: Nodes | None, first: Tensor | None
-) -> Batch:
+def _pack_apart(work: list[Work], places: Places, table: Slots, block_size: int, nodes: Nodes | None) -> Batch:
     """Static, with what the host knows of slots and starts."""
     known = [[item.slot for item in work], [-1 if item.start is None else item.start for item in work]]
     slots, starts = torch.tensor(known, dtype=torch.int64).to(table.device, non_blocking=True).unbind()
     starts = torch.where(starts >= 0, starts, table.lengths[slots] - 1)
-    return pack_rows(places, slots, starts, table, block_size, Static(_reaches(work), nodes, first=first))
+    return pack_rows(places, slots, starts, table, block_size, Static(_reaches(work), nodes))
 
 
 def pack_newest(work: list[Work], slots: Tensor, table: Slots, block_size: int, nodes: Nodes) -> Batch:

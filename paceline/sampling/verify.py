@@ -111,8 +111,8 @@ def follow(proposal: Proposal, sizes: list[int], likeliest: list[int]) -> Follow
     `likeliest` holds a token for each sequence's last committed row and then for each of its nodes. Where the kernels
     know it, this costs less than a handful of tensor operations.
     """
-    drafted = proposal.num_nodes > 0
-    tokens, parents = (proposal.tokens.tolist(), proposal.parents.tolist()) if drafted else ([], [])
+    tokens = proposal.tokens.tolist() if proposal.num_nodes else []
+    parents = [range(-1, proposal.num_nodes)] * len(sizes) if proposal.chain else proposal.parents.tolist()
     scratch = proposal.scratch.tolist() if proposal.scratch is not None else None
     decisions, root = [], 0
     for sequence, size in enumerate(sizes):
