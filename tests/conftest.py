@@ -1,4 +1,7 @@
-"""One thread a test process: tiny tensors gain nothing from more, and the suite itself runs in parallel."""
+"""One thread a test process: tiny tensors gain nothing from more, and the suite itself runs in parallel.
+
+So for PyTorch and for the native kernels; tests of more threads choose their own.
+"""
 
 import os
 import signal
@@ -6,7 +9,11 @@ from typing import Any
 
 import torch
 
+from paceline.kernels.cpu.library import library
+
 torch.set_num_threads(1)
+if (native := library()) is not None:
+    native.paceline_threads(1)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)

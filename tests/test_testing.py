@@ -17,8 +17,8 @@ from paceline.drafters import make, table
 from paceline.drafters.base import Context, Drafter, Observation, QuietDrafter
 from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
-from paceline.kernels.cpu.library import library
 from paceline.testing import check_drafter, tiny_llm, tiny_model
+from tests.native import needs_native
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "own_drafter.py"
 SHOWN = runpy.run_path(str(EXAMPLE))
@@ -30,13 +30,12 @@ def test_the_page_s_drafter_keeps_the_contract_as_the_page_s_test_says(monkeypat
     monkeypatch.setattr(testing, "check_drafter", lambda factory: seen.append(check_drafter(factory)) or seen[0])
     SHOWN["test_it_changes_no_token"]()
     [checked] = seen
-    assert checked.runs == 14 + 3 * 7
+    assert checked.runs == 6 * 2 + 3 * 4 + 3
     assert checked.accepted > 50 and checked.proposed > checked.accepted
 
 
+@needs_native
 def test_a_drafter_on_the_device_keeps_it_on_the_native_kernels() -> None:
-    if library() is None:
-        pytest.skip("the native kernels are not built here")
     assert check_drafter(lambda: EarlyExit(3, layers=2), kernels="native").accepted > 300
 
 

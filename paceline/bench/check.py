@@ -9,9 +9,11 @@ Knows what is compared; `distribution` knows when samples count as different. Pr
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from paceline.bench.compare import compare
-from paceline.bench.distribution import Distribution, Tell, sample
+from paceline.bench.contexts import choose
+from paceline.bench.distribution import Distribution, Tell, sample, sharing
 from paceline.bench.lens import Lens, spell, to_text
 from paceline.bench.measured import Comparison, Plan, Variant
 from paceline.errors import OptionError, PacelineError
@@ -29,8 +31,8 @@ class Asked:
     prompts: list[Prompt]
     params: SamplingParams
     drafter: Variant
-    contexts: int = 3
-    samples: int = 400
+    contexts: int = 4
+    samples: int = 800
     depth: int = 4
     alpha: float = 0.001
 
@@ -47,8 +49,8 @@ class Asked:
 
     @property
     def spoken(self) -> SamplingParams:
-        """The same for samples, which are short."""
-        return replace(self.params, max_tokens=self.depth, min_tokens=min(self.params.min_tokens, self.depth))
+        """The same for samples, which are short: one token more, since an answer's last is never a draft."""
+        return replace(self.params, max_tokens=self.depth + 1, min_tokens=min(self.params.min_tokens, self.depth))
 
 
 @dataclass(frozen=True)
@@ -87,16 +89,19 @@ def check(llm: LLM, asked: Asked, tell: Tell = lambda what, done, total: None) -
     settings = {"greedy": replace(asked.params, temperature=0.0)}
     if rule.follows and not asked.params.greedy:
         settings["seeded"] = asked.params
-    exact, plain = [], None
+    exact, greedy = [], None
     for setting, params in settings.items():
         result = _compare(llm, asked, setting, params, tell)
-        plain = plain or result
+        greedy = greedy or result
         exact.append(_judge(llm, result, setting, params))
     spread = None
     if not rule.follows and not asked.params.greedy:
-        assert plain is not None
-        llm.set_drafter(asked.drafter.drafter)
-        spread = sample(llm, asked.spoken, _contexts(plain, asked), asked.samples, asked.alpha, tell)
+        assert greedy is not None
+        with sharing(llm):
+            lens, answers = Lens(llm, asked.spoken), greedy.measured[1].passes[0].answers
+            contexts = choose(lens, asked.prompts, answers, asked.contexts, partial(tell, "contexts"))
+            llm.set_drafter(asked.drafter.drafter)
+            spread = sample(llm, asked.spoken, contexts, asked.samples, asked.alpha, tell)
     drafted = sum(one.drafted for one in exact) + (0 if spread is None else spread.drafted)
     if not drafted:
         raise PacelineError("nothing was drafted, so nothing was checked; give other prompts or another drafter")
@@ -131,15 +136,3 @@ def _judge(llm: LLM, result: Comparison, setting: str, params: SamplingParams) -
         divergences.append(Divergence(result.plan.names[found.prompt], found.position + 1, wanted, got, margin))
     answers = len(drafted.passes[0].answers)
     return Exact(setting, answers, stats.tokens, sum(stats.proposed), sum(stats.accepted), divergences)
-
-
-def _contexts(plain: Comparison, asked: Asked) -> list[list[int]]:
-    """Prompts with some of plain decoding's answer behind them, prompts in turn, further into the text each time."""
-    answers = plain.plain.passes[0].answers
-    found = []
-    for number in range(asked.contexts):
-        answer, turn = answers[number % len(answers)], number // len(answers)
-        said = answer.output.token_ids
-        cut = min(len(said) - 1, (1 + turn) * max(1, len(said) // 3))
-        found.append([*asked.prompts[answer.prompt].ids, *said[: max(cut, 0)]])
-    return found

@@ -6,7 +6,8 @@ Knows what is counted and when it counts as different. Prints nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +23,7 @@ POWER = 0.99
 FEWEST = 50  # samples after a text that are worth a test
 MOST_TEXTS = 256  # of a context, the commonest first; for each the target is asked once
 BINS = 20  # of ranks
-TOGETHER = 32  # samples asked for at once, so that progress is seen and Ctrl-C heard
+TOGETHER = 256  # samples asked for at once, so that progress is seen
 
 Tell = Callable[[str, int, int], None]  # what, done, of how many
 
@@ -66,16 +67,20 @@ class Distribution:
 def sample(
     llm: LLM, params: SamplingParams, contexts: list[list[int]], samples: int, alpha: float, tell: Tell
 ) -> Distribution:
-    """So many samples after each context, with the drafter that is set, and the tests of them; then none is set."""
+    """So many samples after each context, with the drafter that is set, and the tests of them; then none is set.
+
+    A sample's last token is not counted: no draft comes there.
+    """
     gathered, drafted, accepted = [], 0, 0
-    total = len(contexts) * samples
+    total, depth = len(contexts) * samples, (params.max_tokens or 1) - 1
     for number, context in enumerate(contexts):
+        _read(llm, context, depth + 1)
         texts: list[list[int]] = []
         for first in range(number * samples, (number + 1) * samples, TOGETHER):
             tell("samples", first, total)
             count = min(TOGETHER, (number + 1) * samples - first)
             for output in _speak(llm, params, context, count, first):
-                texts.append(output.token_ids)
+                texts.append(output.token_ids[:depth])
                 drafted, accepted = drafted + sum(output.stats.proposed), accepted + sum(output.stats.accepted)
         gathered.append(texts)
     tell("samples", total, total)
@@ -85,6 +90,22 @@ def sample(
         tests.add(context, texts)
     tell("target", len(contexts), len(contexts))
     return tests.conclude(len(contexts), samples, drafted, accepted, alpha)
+
+
+@contextmanager
+def sharing(llm: LLM) -> Iterator[None]:
+    """Samples find the pages of the context they go on from; what ran before this left none to be found."""
+    scheduler = llm.engine.scheduler
+    before, scheduler.prefix_caching = scheduler.prefix_caching, True
+    try:
+        yield
+    finally:
+        scheduler.prefix_caching = before
+
+
+def _read(llm: LLM, context: list[int], count: int) -> None:
+    """Once for all samples: with the drafter, which else would not see what lies on the pages they share."""
+    llm.generate([context], SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True))
 
 
 def _speak(llm: LLM, params: SamplingParams, context: list[int], count: int, number: int) -> list[CompletionOutput]:
@@ -120,11 +141,10 @@ class _Tests:
                 self._count(list(prefix), after[prefix], shares)
 
     def _count(self, said: list[int], after: Counter[int], shares: gtest.Array) -> None:
-        order = np.argsort(-shares, kind="stable")
-        ends = np.empty(len(shares))
-        ends[order] = np.cumsum(shares[order])
         for token, count in after.items():
-            self._ranks += (ends[token] - self._draws.random(count) * shares[token]).tolist()
+            own = shares[token]
+            above = shares[shares > own].sum() + shares[:token][shares[:token] == own].sum()
+            self._ranks += (above + self._draws.random(count) * own).tolist()
         if after.total() >= FEWEST:
             counts = np.zeros(len(shares))
             counts[list(after)] = list(after.values())

@@ -40,6 +40,7 @@ class Lens:
 
     def __init__(self, llm: LLM, params: SamplingParams) -> None:
         self._llm, self._params = llm, params
+        self.page = llm.options.block_size  # positions whose computation texts can share
 
     def logits(self, texts: list[Text]) -> Tensor:
         """[R, V] processed: what the next token is picked from, on the host."""

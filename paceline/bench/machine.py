@@ -38,6 +38,7 @@ def machine() -> dict[str, Any]:
         "cores": (os.cpu_count() or 1) if allowed is None else len(allowed),  # that this process may use
         "threads": torch.get_num_threads(),
         "memory_gib": memory_gib(),
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,  # who wanted a core, at the end
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "system": f"{platform.system()} {platform.release()}",
     }

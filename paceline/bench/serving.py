@@ -113,7 +113,8 @@ def count_tokens(reply: Reply) -> int:
 def figures(run: Run, percentiles: tuple[float, ...] = PERCENTILES) -> dict[str, Any]:
     """By the names of vLLM's benchmark; times of the four metrics in milliseconds."""
     good = [reply for reply in run.replies if reply.error is None]
-    inputs = sum((reply.usage or {}).get("prompt_tokens") or reply.ask.prompt_tokens or 0 for reply in good)
+    counted = [(reply.usage or {}).get("prompt_tokens") or reply.ask.prompt_tokens for reply in good]
+    inputs = None if None in counted else sum(filter(None, counted))  # None: neither the server nor we could count
     outputs = sum(map(count_tokens, good))
     seconds = run.seconds or math.nan
     told: dict[str, Any] = {
@@ -124,7 +125,7 @@ def figures(run: Run, percentiles: tuple[float, ...] = PERCENTILES) -> dict[str,
         "total_output_tokens": outputs,
         "request_throughput": len(good) / seconds,
         "output_throughput": outputs / seconds,
-        "total_token_throughput": (inputs + outputs) / seconds,
+        "total_token_throughput": None if inputs is None else (inputs + outputs) / seconds,
         "max_concurrent_requests": run.most_at_once,
     }
     for name, values in _times(good).items():

@@ -11,6 +11,7 @@ This module knows nothing of scheduling, sampling or drafting.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,6 +62,12 @@ class Table:
         self.tensor[packed[0], packed[1]] = packed[2]
 
 
+@functools.lru_cache(maxsize=256)
+def numbers(values: tuple[int, ...]) -> Tensor:
+    """[n] on the CPU, made once: the same sequences decode round after round. Nobody writes into it."""
+    return torch.tensor(values, dtype=torch.int64)
+
+
 class Slots:
     """The tables, and which slots are free. `apart`: the device's tables are not the host's memory."""
 
@@ -80,19 +87,9 @@ class Slots:
         self.rounds: Rounds | None = None  # kernels for a round's small work; None: tensor operations
         self._counts = Table(num_slots + 1, 3, device, self.apart)
         self._counts.write(self.null, 0, (1, 1, 1))  # full: nothing is ever appended to it
+        # [S+1] each: committed, of them the prompt's, and what committed tokens never exceed
+        self.lengths, self.prompt_lengths, self.limits = self._counts.tensor.unbind(1)
         self._free = list(range(num_slots - 1, -1, -1))
-
-    @property
-    def lengths(self) -> Tensor:
-        return self._counts.tensor[:, _LENGTH]  # [S+1] committed
-
-    @property
-    def prompt_lengths(self) -> Tensor:
-        return self._counts.tensor[:, _PROMPT]  # [S+1]
-
-    @property
-    def limits(self) -> Tensor:
-        return self._counts.tensor[:, _LIMIT]  # [S+1] committed tokens never exceed it
 
     @property
     def tables(self) -> Tables:

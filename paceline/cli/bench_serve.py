@@ -211,14 +211,15 @@ def bar(total: int) -> Iterator[Any]:
 
 def show(data: dict[str, Any], metrics: list[str], percentiles: tuple[float, ...], console: Console) -> None:
     found, spoken = data["figures"], data["acceptance"]
+    uncounted = found["total_input_tokens"] is None
     rows: list[tuple[str, str]] = [
         ("requests answered", f"{found['completed']}" + (f", {found['failed']} failed" if found["failed"] else "")),
         ("seconds", f"{found['duration']:.2f}"),
-        ("prompt tokens", f"{found['total_input_tokens']}"),
+        ("prompt tokens", "not told; --tokenizer would count them" if uncounted else str(found["total_input_tokens"])),
         ("answer tokens", f"{found['total_output_tokens']}"),
         ("requests/s", f"{found['request_throughput']:.3f}"),
         ("answer tokens/s", f"{found['output_throughput']:.1f}"),
-        ("all tokens/s", f"{found['total_token_throughput']:.1f}"),
+        ("all tokens/s", "–" if uncounted else f"{found['total_token_throughput']:.1f}"),
         ("most requests at once", f"{found['max_concurrent_requests']}"),
     ]
     if spoken is not None and spoken["acceptance"] is not None:

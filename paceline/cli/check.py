@@ -30,8 +30,8 @@ OPTIONS: options.Group = {
     "demo": measuring.OPTIONS[0]["demo"],
     "dataset_path": measuring.OPTIONS[0]["dataset_path"],
     "num_prompts": (Annotated[int, option(options.PROMPT, "Only the first so many prompts.")], 8),
-    "contexts": (Annotated[int, option(options.MEASURING, "Texts that are gone on from.")], 3),
-    "samples": (Annotated[int, option(options.MEASURING, SAMPLES_HELP)], 400),
+    "contexts": (Annotated[int, option(options.MEASURING, "Texts that are gone on from.")], 4),
+    "samples": (Annotated[int, option(options.MEASURING, SAMPLES_HELP)], 800),
     "depth": (Annotated[int, option(options.MEASURING, "Tokens of each sample.")], 4),
     "alpha": (Annotated[float, option(options.MEASURING, ALPHA_HELP)], 0.001),
     "save_result": (Annotated[Path | None, option(options.FILES, SAVE_HELP, metavar="FILE")], None),
@@ -78,7 +78,7 @@ def run(chosen: dict[str, Any], config: Any, questions: Any) -> Found:
     from paceline.bench.measured import Variant
 
     params = loading.read_params(chosen)
-    # A draft model does not see what lies on pages that samples share: without these it drafts as well as it can.
+    # Greedy answers may not find pages that one without the drafter computed; samples share theirs (`bench.check`).
     llm = loading.load(chosen, None, prefix_caching=False)
     loading.fetch_known(loading.draft_models(config), chosen["accept_licence"])
     plan = measuring.make_plan(llm, questions, {**chosen, "rounds": 1}, params, [])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import loading, options
+from paceline.cli.command import is_given
 from paceline.cli.options import option
 from paceline.engine.options import EngineOptions
 from paceline.errors import OptionError
@@ -24,6 +25,7 @@ NAMES_HELP = "What the model is called in requests; --model's value unless given
 KEY_HELP = "Clients have to send this key."
 TEMPLATE_HELP = "A Jinja file, or llama or vicuna, instead of the model's own chat template. --template is the same."
 WAITING_HELP = "Answers that may wait beside those computed at once; whoever comes then is told to come again."
+MODEL_HELP = "The model to serve; --model says the same."
 HOST_HELP = "The address to listen at. 0.0.0.0 lets other machines in."
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
@@ -45,16 +47,21 @@ OPTIONS: options.Group = {
 
 
 @options.takes(OPTIONS, options.DRAFTERS, options.machine(also=("max_num_seqs", "prefix_caching", "seed")))
-def serve(ctx: typer.Context) -> None:
+def serve(
+    ctx: typer.Context,
+    named: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)] = None,
+) -> None:
     """Serve the model over HTTP as OpenAI does, with a page to try it at the address that is printed.
 
     paceline serve --drafter ngram
-    paceline serve --model smollm2-360m --host 0.0.0.0 --api-key SECRET
+    paceline serve gemma3-270m --host 0.0.0.0 --api-key SECRET
     """
     missing = next((name for name in NEEDED if importlib.util.find_spec(name) is None), None)
     if missing is not None:
         raise OptionError(f"the server needs {missing}, which is not installed: pip install 'paceline[server]'")
-    run(ctx.params)
+    if named is not None and is_given(ctx, "model") and ctx.params["model"] != named:
+        raise OptionError(f"{named!r} and --model {ctx.params['model']} were both given; name one model")
+    run({**ctx.params, **({} if named is None else {"model": named})})
 
 
 def run(chosen: dict[str, Any]) -> None:

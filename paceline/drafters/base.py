@@ -263,9 +263,10 @@ class Context(Protocol):
     def draw_chain(self, run: Callable[[Picks | None], Drafts]) -> Tensor | None:
         """Have a chain of max_nodes drawn by kernels that can: run(how tokens are picked) -> drafts.
 
-        [B] how many each has; None: nothing was drawn and `run` not called, because something besides temperature and
-        noise has a part in the picking, the rule asks for distributions, or the device is ahead of the host and has no
-        kernels for a round's small work. Nothing may be drawn afterwards.
+        [B] how many each has, for `drawn`; `run` keeps them within the budgets. None: nothing was drawn and `run` not
+        called, because something besides temperature and noise has a part in the picking, the rule asks for
+        distributions, or the device is ahead of the host and has no kernels for a round's small work. Nothing may be
+        drawn afterwards.
         """
         ...
 

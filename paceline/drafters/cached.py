@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.cache.kv import KVCache
-from paceline.cache.slots import SPREAD, Slots
+from paceline.cache.slots import SPREAD, Slots, numbers
 from paceline.drafters.base import Context, HostRows, Observation, Pairs, QuietDrafter, Target
 from paceline.kernels.chain import Feeding
 from paceline.kernels.ops import Hidden, LayerSpec
@@ -129,9 +129,8 @@ class CachedDrafter(QuietDrafter):
 
     def feeding(self, context: Context, most: Tensor) -> Feeding:
         """Where a chain of its own drafts is fed, behind everyone's newest token: most[b] - 1 of them."""
-        slots, lengths, table = context.slots, context.lengths, context.table
-        first, size = self.first.index_select(0, slots), self._cache.pool.block_size
-        return Feeding(slots, lengths, lengths - 1 + most, first, table.pages.tensor, size)
+        pages, size = context.table.pages.tensor, self._cache.pool.block_size
+        return Feeding(context.slots, context.lengths, most, self.first, pages, size)
 
     def level_batch(self, context: Context, tokens: Tensor, paths: Tensor | None, fed: int, most: Tensor) -> Batch:
         """W rows for each sequence, tokens [B, W]: drafts of its own, behind its newest token and `fed` such rows.
@@ -147,9 +146,9 @@ class CachedDrafter(QuietDrafter):
         return pack_rows(places, context.slots, context.lengths, table, self._cache.pool.block_size, given)
 
     def _pack(self, work: list[Work], table: Slots, nodes: Nodes | None) -> Batch:
-        slots = torch.tensor([item.slot for item in work], dtype=torch.int64, device=self.first.device)
-        first = self.first.index_select(0, slots)
-        return pack(work, table, self._cache.pool.block_size, nodes, first=first)
+        batch = pack(work, table, self._cache.pool.block_size, nodes)
+        batch.layout.first = self.first.index_select(0, batch.layout.slots)
+        return batch
 
     def _pack_ahead(
         self,
@@ -287,6 +286,7 @@ class StateReader(CachedDrafter):
     def open_cache(self, target: Target, cache: KVCache, specs: Sequence[LayerSpec], reach: int) -> None:
         super().open_cache(target, cache, specs, reach)
         self._ready = torch.zeros(target.max_num_seqs + 1, dtype=torch.bool, device=target.device)  # [S+1] it saw pairs
+        self._shown: set[int] = set()  # the same where the host knows it
 
     def note(self, rows: HostRows) -> None:
         self._table = rows.table
@@ -300,7 +300,9 @@ class StateReader(CachedDrafter):
     def observe(self, seen: Observation) -> None:
         for batch, states in self._pair_batches(seen):
             self.read_pairs(batch, states, seen.table)
-        self._ready.index_fill_(0, seen.batch.slots, True)
+        if seen.table.apart or not self._shown.issuperset(seen.slot_list):
+            self._ready.index_fill_(0, seen.batch.slots, True)
+            self._shown.update(() if seen.table.apart else seen.slot_list)
 
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         """Run rows of tokens x_{i+1}, each with the state f_i beside it, [T, W]."""
@@ -308,15 +310,22 @@ class StateReader(CachedDrafter):
 
     @staticmethod
     def newest_slots(batch: Batch, table: Slots) -> Tensor:
-        """[T] the slots of rows that are their sequence's newest token; nobody's for all others."""
+        """[T] the slot of a row that is its sequence's newest token; of any other the slot that is nobody's."""
         if batch.newest is not None:
             return batch.newest
-        slots = batch.layout.slots
-        last = batch.layout.positions == table.lengths.index_select(0, slots) - 1
-        return torch.where(last, slots, table.null)
+        slots, spans = batch.layout.slots, batch.layout.spans
+        if table.apart or batch.places.num_nodes or isinstance(batch.slot_list, Tensor):
+            return torch.where(batch.layout.positions == table.lengths.index_select(0, slots) - 1, slots, table.null)
+        newest = [table.null] * len(slots)  # the last row of each, if any
+        for slot, span in zip(batch.slot_list, spans):
+            if span.reach == table.length(slot):
+                newest[span.row + span.num_rows - 1] = slot
+        return numbers(tuple(newest))
 
     def most_nodes(self, context: Context) -> Tensor:
         """[B] the budgets; 0 for a sequence whose states it has not been shown yet (it was switched on just now)."""
+        if not context.table.apart and self._shown.issuperset(context.slot_list):
+            return context.budgets
         return context.budgets * self._ready.index_select(0, context.slots)
 
     def forget(self, slots: list[int]) -> None:
@@ -324,11 +333,13 @@ class StateReader(CachedDrafter):
             if slot in self._standing:
                 self._mark(self._table, slot, self._table.length(slot))
                 self._ready[slot] = False
+        self._shown.difference_update(slots)
         super().forget(slots)
 
     def reset(self) -> None:
         super().reset()
         self._ready.zero_()
+        self._shown.clear()
 
     def _pair_batches(self, seen: Observation) -> Iterator[tuple[Batch, Tensor]]:
         """The pairs that became whole, as rows to be run: each batch with its rows' states, f_i beside x_{i+1}."""

@@ -28,6 +28,7 @@ class ChainReader(TokenReader):
     def open(self, target: Target, cache: KVCache, specs: tuple[LayerSpec, ...], reach: int) -> None:
         self.open_cache(target, cache, specs, reach)
         self.depth = min(self.depth, target.max_model_len)  # as far as any draft can reach
+        self._links = tuple([Link(self.model if step else None, self.model.head) for step in range(self.depth)])
         rows = target.max_num_seqs + 1
         # What it fed itself from `read` on, [S+1, k], and how much of it, [S+1].
         self._fed = torch.zeros(rows, self.depth, dtype=torch.int64, device=target.device)
@@ -41,7 +42,7 @@ class ChainReader(TokenReader):
         if counts is None:
             self.draw_steps(context, most)
             return most
-        return torch.minimum(most, counts)
+        return counts
 
     def draw_steps(self, context: Context, most: Tensor) -> tuple[Tensor, Tensor]:
         """One draft after the other: everyone drafts as long as anyone may; what exceeds a budget is fed to nobody.
@@ -61,7 +62,7 @@ class ChainReader(TokenReader):
         """By kernels that draw a chain in one call, once what is unread was read."""
         finals = self.read_finals(context)
         steps = min(context.max_nodes, self.depth)
-        links = [Link(self.model if step else None, self.model.head) for step in range(steps)]
+        links = self._links[:steps]  # all of a tuple is the tuple itself
         given = self.chain_inputs(context)
         chain = Chain(links, self.feeding(context, most), finals=finals, named=given, picking=picking)
         drafts = self.model.ops.chain(chain, self._caches)

@@ -127,6 +127,8 @@ class EagleDrafter(StateReader):
         # Of each newest pair: the state it is followed with, and what the head reads. [S+1, h]
         self._states = torch.zeros(rows, hidden, dtype=self.network.dtype, device=target.device)
         self._finals = torch.zeros_like(self._states)
+        steps, head = self.network.steps, self.network.head
+        self._links = tuple([Link(steps if step else None, head) for step in range(self.max_nodes)])
 
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         out = self.network.run(self.network.pairs, batch, states, self._caches, every=False)
@@ -140,7 +142,7 @@ class EagleDrafter(StateReader):
         finals, states = (kept.index_select(0, context.slots) for kept in (self._finals, self._states))
         at_once = self._draw_at_once(context, finals, states, most)
         if at_once is not None:
-            return context.drawn(self.name, most=torch.minimum(most, at_once))
+            return context.drawn(self.name, most=at_once)
         logits = self.network.logits(finals)
         root = Frontier(torch.full_like(context.slots, ROOT)[:, None], logits[:, None], states[:, None], None)
         if self.network.form.mask is not None:
@@ -163,7 +165,7 @@ class EagleDrafter(StateReader):
             return None
 
         def run(picking: Picks | None) -> Drafts:
-            links = [Link(network.steps if step else None, network.head) for step in range(context.max_nodes)]
+            links = self._links[: context.max_nodes]  # all of a tuple is the tuple itself
             given, own = {"states": states}, ("states", OWN)
             chain = Chain(links, self.feeding(context, most), None, finals, given, own, network.ids, picking, least)
             return network.ops.chain(chain, self._caches)

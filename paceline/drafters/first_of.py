@@ -33,10 +33,9 @@ class FirstOf:
 
 
 class FirstOfDrafter:
-    name = "first_of"
-
     def __init__(self, drafters: list[Drafter]) -> None:
         self.drafters = drafters
+        self.name = " then ".join(drafter.name for drafter in drafters)
         self._gather()
 
     def _gather(self) -> None:
@@ -129,7 +128,7 @@ class FirstOfDrafter:
             free = ~taken
             taken = taken | (answer.sizes > 0)
             parents = torch.where(free[:, None], answer.parents, PADDING)
-            answers[number] = replace(answer, sizes=torch.where(free, answer.sizes, 0), parents=parents)
+            answers[number] = replace(answer, sizes=torch.where(free, answer.sizes, 0), above=parents)
         return merge([(None, answer) for answer in answers], len(context.slot_list), context.table.device)
 
 

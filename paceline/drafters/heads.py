@@ -79,17 +79,15 @@ def draw_at_once(
     """
     if not ops.chains:
         return None
-    table, lengths = context.table, context.lengths
+    table = context.table
 
     def run(picking: Picks | None) -> Drafts:
-        ends, page = lengths - 1 + most, table.max_length + 1
-        nowhere = Feeding(context.slots, lengths, ends, lengths, table.pages.tensor, page)
+        nowhere = Feeding(context.slots, context.lengths, most, None, table.pages.tensor, table.max_length + 1)
         given, own = {"states": states}, ("states", boundary)
         links = steps[: context.max_nodes]
         return ops.chain(Chain(links, nowhere, newest_tokens(context), None, given, own, picking=picking), ())
 
-    counts = context.draw_chain(run)
-    return None if counts is None else torch.minimum(most, counts)
+    return context.draw_chain(run)
 
 
 __all__ = [

@@ -120,7 +120,7 @@ class MTPDrafter(StateReader):
         finals = self._finals.index_select(1, context.slots)  # [M, B, H]
         at_once = self._draw_at_once(context, finals[0], most)
         if at_once is not None:
-            return context.drawn(self.name, most=torch.minimum(most, at_once))
+            return context.drawn(self.name, most=at_once)
         self._draw_steps(context, finals, most)
         least = self.config.min_probability
         return context.drawn(self.name, most=torch.minimum(most, context.likely(least)) if least else most)

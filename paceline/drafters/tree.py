@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class Proposal:
     """What a drafter proposes for B sequences, at most N nodes each, in target ids. Nobody writes into one."""
 
     tokens: Tensor  # [B, N]
-    parents: Tensor  # [B, N]; ROOT is the last committed token, PADDING marks nodes past `sizes`
+    above: Tensor | None  # [B, N] the parents; None: a chain's, made when they are asked for
     sizes: Tensor  # [B]
     chain: bool  # every node's parent is the node before it
     probs: Tensor | None = None  # [B, N, V]: the distribution a token was DRAWN from; None: chosen, not drawn
@@ -35,6 +36,22 @@ class Proposal:
     names: tuple[str, ...] = ()  # the drafters that had a part in it
     origins: Tensor | None = None  # [B, N] index into `names`; None: all from names[0]
     max_depth: int | None = None  # no node is deeper; None: N
+    _sizes: list[int] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @cached_property
+    def parents(self) -> Tensor:
+        """[B, N]; ROOT is the last committed token, PADDING marks nodes past `sizes`."""
+        if self.above is not None:
+            return self.above
+        index = torch.arange(self.num_nodes, device=self.tokens.device)
+        return torch.where(index < self.sizes[:, None], index - 1, PADDING)
+
+    @property
+    def size_list(self) -> list[int]:
+        """On the host, which waits for the device."""
+        if self._sizes is None:  # kept by hand: every round asks several times, and a cached_property takes a lock
+            self._sizes = self.sizes.tolist()
+        return self._sizes
 
     @property
     def num_nodes(self) -> int:
@@ -43,15 +60,12 @@ class Proposal:
     @classmethod
     def empty(cls, batch: int, device: torch.device) -> Proposal:
         nothing = torch.zeros(batch, 0, dtype=torch.int64, device=device)
-        return cls(nothing, nothing, torch.zeros(batch, dtype=torch.int64, device=device), chain=True)
+        return cls(nothing, None, torch.zeros(batch, dtype=torch.int64, device=device), chain=True)
 
     @classmethod
     def of_chains(cls, tokens: Tensor, sizes: Tensor, name: str, probs: Tensor | None = None) -> Proposal:
         """One chain a sequence: the first sizes[b] of tokens[b]."""
-        batch, nodes = tokens.shape
-        index = torch.arange(nodes, device=tokens.device)
-        parents = torch.where(index < sizes[:, None], index - 1, PADDING).expand(batch, nodes)
-        return cls(tokens, parents, sizes, True, probs, names=(name,))
+        return cls(tokens, None, sizes, True, probs, names=(name,))
 
     @classmethod
     def of_texts(cls, texts: list[list[int]], device: torch.device, name: str) -> Proposal:
@@ -83,9 +97,11 @@ class Proposal:
         """The same trees with at most budgets[b] nodes: a prefix of a tree is a tree."""
         if self.num_nodes == 0:
             return self
-        index = torch.arange(self.num_nodes, device=self.tokens.device)
-        sizes = torch.minimum(self.sizes, budgets)
-        return replace(self, sizes=sizes, parents=torch.where(index < sizes[:, None], self.parents, PADDING))
+        sizes, above = torch.minimum(self.sizes, budgets), self.above
+        if above is not None:
+            index = torch.arange(self.num_nodes, device=self.tokens.device)
+            above = torch.where(index < sizes[:, None], above, PADDING)
+        return replace(self, sizes=sizes, above=above)
 
     def only(self, kept: Tensor, width: int) -> Proposal:
         """The nodes that are kept [B, N], as they stood, the first `width` of them; above a kept node all are kept."""
@@ -97,7 +113,7 @@ class Proposal:
         probs = self.probs
         if probs is not None:
             probs = probs.gather(1, nodes[:, :, None].expand(-1, -1, probs.shape[2]))
-        return replace(self, tokens=self.tokens.gather(1, nodes), parents=parents, sizes=sizes, probs=probs)
+        return replace(self, tokens=self.tokens.gather(1, nodes), above=parents, sizes=sizes, probs=probs)
 
     def paths(self, rounds: Rounds | None = None) -> Tensor | None:
         """[B, N, D]: for each node its ancestors by depth, itself last; None for chains."""

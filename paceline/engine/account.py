@@ -35,7 +35,7 @@ class Drafted:
             return None if tensor is None else tensor.tolist()
 
         parents, scratch = (None, None) if proposal.chain else (listed(proposal.parents), listed(proposal.scratch))
-        return cls.read(proposal.names, proposal.sizes.tolist(), parents, scratch, listed(proposal.origins))
+        return cls.read(proposal.names, proposal.size_list, parents, scratch, listed(proposal.origins))
 
     @classmethod
     def read(

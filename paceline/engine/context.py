@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from paceline.cache.slots import numbers
 from paceline.drafters.base import Drawn
 from paceline.drafters.tree import PADDING, Proposal
 from paceline.kernels.chain import Drafts, Picks
@@ -46,26 +47,27 @@ class DraftContext:
         self._budgets: Tensor | None = None
         self._whole: Proposal | None = None  # made here, and within its budgets
         self._prunable, self._single, self._depth = True, True, 0  # single: one child of one parent at every draw
+        self._counts: Tensor | None = None  # [B] of a chain that was drawn at once
         self._probs: list[Tensor] = []  # [B, P·count, V] a draw
         self._processed: list[tuple[Tensor, Tensor, Tensor]] = []  # unscored draws: logits [B, P, V], parents, picks
 
     # Made when first asked for: a drafter that looks things up on the host needs none of them.
 
-    @cached_property
+    @functools.cached_property
     def slots(self) -> Tensor:
         if self._given is not None:
             return self._given.slots
+        if not self.table.apart:
+            return numbers(tuple(self.slot_list))
         return torch.tensor(self.slot_list, dtype=torch.int64).to(self.table.device, non_blocking=True)
 
-    @cached_property
+    @functools.cached_property
     def lengths(self) -> Tensor:
         return self.table.lengths.index_select(0, self.slots)
 
-    @property
+    @functools.cached_property
     def budgets(self) -> Tensor:
-        if self._budgets is None:
-            self._budgets = self.make_budgets()
-        return self._budgets
+        return self.make_budgets()
 
     def make_budgets(self) -> Tensor:
         """[B] on the device, afresh."""
@@ -95,30 +97,30 @@ class DraftContext:
             return proposal
         room = (self._most(), self.slots, self.table.tables, self.spread)
         sizes, parents = self.table.rounds.cut(*room, proposal.sizes, proposal.parents)
-        return replace(proposal, sizes=sizes, parents=parents)
+        return replace(proposal, sizes=sizes, above=parents)
 
     @property
     def budget_list(self) -> list[int]:
         """The budgets as the host knows them; with nothing ahead, the budgets."""
         return list(self._asked)
 
-    @cached_property
+    @functools.cached_property
     def _tokens(self) -> Tensor:  # [B, n]
         return self._nothing()
 
-    @cached_property
+    @functools.cached_property
     def _parents(self) -> Tensor:  # [B, n]
         return self._nothing()
 
-    @cached_property
+    @functools.cached_property
     def _there(self) -> Tensor:  # [B, n] bool: neither the node nor one above it hangs under PADDING
         return self._nothing().bool()
 
-    @cached_property
+    @functools.cached_property
     def _scored(self) -> Tensor:  # [B, …] of the draws that were scored already
         return self._nothing().float()
 
-    @cached_property
+    @functools.cached_property
     def _paths(self) -> Tensor:  # [B, n, D] tokens from the root down to each node
         return self._nothing()[:, :, None]
 
@@ -171,13 +173,10 @@ class DraftContext:
             return None
         assert "_tokens" not in self.__dict__, "a chain is drawn from its beginning"
         picking: Picks | None = None
-        if self._sampled and ahead:
-            picking = self._state.keyed()
-        elif self._sampled:
-            steps = torch.arange(self.max_nodes, device=self.table.device)
-            picking = self._state.picking(self.slots, self.lengths + steps[:, None])
-        self._tokens, counts = run(picking)
-        return counts
+        if self._sampled:
+            picking = self._state.keyed() if ahead else self._state.picking(self.slots, self.lengths)
+        self._tokens, self._counts = run(picking)
+        return self._counts
 
     def _widen(self, logits: Tensor, ids: Tensor) -> Tensor:
         """[B, P, V'] → [B, P, V]: a token the drafter does not know has no chance."""
@@ -203,6 +202,9 @@ class DraftContext:
         return found + 1 if self._keep_probs else found
 
     def drawn(self, name: str, *, chain: bool = True, keep: int | None = None, most: Tensor | None = None) -> Proposal:
+        if most is not None and most is self._counts:  # within the budgets already
+            self._whole = Proposal.of_chains(self._tokens, most, name)
+            return self._whole
         chain = chain and self._single and keep is None
         if chain and self.table.rounds is not None and self._tokens.shape[1]:
             return self._drawn_at_once(self.table.rounds, name, self.budgets if most is None else most)
@@ -303,7 +305,7 @@ class DraftContext:
         return Drawn(picked, numbers.expand(batch, width, count))
 
 
-@lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256)
 def _straight(batch: int, nodes: int, device: torch.device) -> Tensor:
     """[B, N] the parents of chains that have all nodes; nobody writes into them."""
     return torch.arange(-1, nodes - 1, device=device).expand(batch, nodes)

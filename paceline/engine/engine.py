@@ -218,6 +218,8 @@ class Engine:
             if number < plan.num_sampling:
                 deepest = min(drafted.depths[number], sequence.max_length - len(sequence.tokens) + len(kept))
                 sequence.stats.count(deepest, accepted, len(kept))
+                if deepest and drafted.origins is not None:
+                    sequence.stats.credit(drafted.names[drafted.origins[number][0]], deepest)
             sequence.stats.spend(*seconds)
             self._emit(sequence, kept)
         self._ended += [sequence for _, sequence, _, _ in told if sequence.finish_reason is not None]

@@ -184,7 +184,7 @@ def pad_proposal(proposal: Proposal, batch: int) -> Proposal:
     return replace(
         proposal,
         tokens=rows(proposal.tokens, 0),
-        parents=rows(proposal.parents, tree.PADDING),
+        above=None if proposal.above is None else rows(proposal.above, tree.PADDING),
         sizes=rows(proposal.sizes, 0),
         probs=None if proposal.probs is None else rows(proposal.probs, 0),
         scratch=None if proposal.scratch is None else rows(proposal.scratch, 0),

@@ -82,13 +82,13 @@ class Runner:
         budgets = [item.num_nodes for item in work]
         context = DraftContext([item.slot for item in work], budgets, self.state, self.rule)
         proposal = self.drafter.propose(context)
-        if any(size > most for size, most in zip(proposal.sizes.tolist(), budgets)):
+        if any(size > most for size, most in zip(proposal.size_list, budgets)):
             proposal = context.cut(proposal)
         return proposal if plan.num_drafting == plan.num_sampling else pad_proposal(proposal, plan.num_sampling)
 
     def _pack(self, plan: Plan, proposal: Proposal) -> tuple[Batch, Tensor | None]:
         """The batch, and the drafts' paths. Only nodes that are there get a row."""
-        plan.fit(proposal.sizes.tolist())
+        plan.fit(proposal.size_list)
         paths = proposal.paths()
         nodes = Nodes(proposal.tokens, proposal.sizes, paths)
         return pack(plan.work, self.table, self.cache.pool.block_size, nodes, plan.num_sampling), paths
@@ -106,11 +106,12 @@ class Runner:
         self, proposal: Proposal, paths: Tensor | None, batch: Batch, out: Hidden, slots: list[int]
     ) -> Verdict | Followed:
         assert out.logits is not None
-        history = histories(proposal, paths, batch, slots)
+        layout, rows = batch.layout, batch.places.sampled
         if out.best is not None and self._follows(slots):
-            picking = self.state.picking(history.slots, history.positions + 1)
-            picked = pick(out.logits[: len(history.slots)], picking).tolist()
+            picking = self.state.picking(layout.slots[rows], layout.positions[rows] + 1)
+            picked = pick(out.logits[: len(rows)], picking).tolist()
             return follow(proposal, [count - 1 for count in batch.places.sampled_counts], picked)
+        history = histories(proposal, paths, batch, slots)
         logits = process(out.logits[: len(history.slots)], history, self.state)
         return verify(Judged(proposal, logits, history, batch.places.index, self.state), self.rule)
 

@@ -43,6 +43,7 @@ class SequenceStats:
     tokens: int = 0
     proposed: list[int] = field(default_factory=list)  # by depth: rounds that proposed a token there
     accepted: list[int] = field(default_factory=list)  # by depth: rounds that accepted one there
+    proposed_by: dict[str, list[int]] = field(default_factory=dict)  # the same as proposed, where several may draft
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     rest_seconds: float = 0.0
@@ -64,15 +65,18 @@ class SequenceStats:
         return sum(self.accepted) / sum(self.proposed) if sum(self.proposed) else 0.0
 
     def count(self, proposed_depth: int, accepted: int, emitted: int) -> None:
-        self.rounds += 1
-        self.tokens += emitted
+        self.rounds, self.tokens = self.rounds + 1, self.tokens + emitted
         if proposed_depth:
             more = [0] * (proposed_depth - len(self.proposed))
-            proposed, passed = self.proposed + more, self.accepted + more
-            for depth in range(proposed_depth):
-                proposed[depth] += 1
-                passed[depth] += depth < accepted
+            proposed = [rounds + (depth < proposed_depth) for depth, rounds in enumerate(self.proposed + more)]
+            passed = [rounds + (depth < accepted) for depth, rounds in enumerate(self.accepted + more)]
             self.proposed, self.accepted = proposed, passed
+
+    def credit(self, drafter: str, depth: int) -> None:
+        """One of several drafted so deep."""
+        before = self.proposed_by.get(drafter, [])
+        more = [*before, *[0] * (depth - len(before))]
+        self.proposed_by[drafter] = [rounds + (number < depth) for number, rounds in enumerate(more)]
 
     def spend(self, draft: float, verify: float, rest: float) -> None:
         self.draft_seconds += draft

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from paceline.kernels.ops import Describes, Weight
@@ -15,17 +14,21 @@ from paceline.kernels.rounds import Keyed
 
 class Picking(NamedTuple):
     """How tokens are picked where nothing but temperature and noise has a part in it: a row's logits are divided, noise
-    is added, and the likeliest is taken, of equals the one that stands first."""
+    is added, and the likeliest is taken, of equals the one that stands first. Columns hold a value for each slot."""
 
-    temperature: Tensor  # [R]
-    noisy: Tensor  # [R] int64; 0: without noise
-    first: Tensor  # [R], or [k, R] for a chain: the words its noise is made from
-    second: Tensor
+    slots: Tensor  # [R]
+    temperature: Tensor | None  # a column; None: the logits have been divided already
+    greedy: Tensor  # a column, int64; not 0: without noise
+    seeds: Tensor  # columns: what noise is keyed by, beside position, stream and perhaps one more number
+    samples: Tensor
+    positions: Tensor  # [R] of the tokens that are picked; of a chain, of the first
+    stream: int
+    extra: Tensor | None  # [R]
     tables: tuple[Tensor, Tensor]  # of logarithms
 
     def processed(self) -> Picking:
         """The same from logits that have been divided already."""
-        return self._replace(temperature=torch.ones_like(self.temperature))
+        return self._replace(temperature=None)
 
 
 Picks = Picking | Keyed  # the latter where kernels look up the slots themselves
@@ -36,8 +39,8 @@ class Feeding(NamedTuple):
 
     slots: Tensor  # [B]
     starts: Tensor  # [B] the first draft's position
-    ends: Tensor  # [B] a draft at or beyond is fed to nobody
-    first: Tensor  # [B] the lowest position a row sees
+    most: Tensor  # [B] how many drafts each may have; the last is fed to nobody
+    first: Tensor | None  # [S+1] the lowest position each slot sees; None: all
     page_table: Tensor  # [S+1, P], the last row nobody's
     block_size: int
 
@@ -61,7 +64,8 @@ class Chain:
     newest: Tensor | None = None  # [B] the tokens the first network is fed
     finals: Tensor | None = None  # [B, H] what the first is picked from, if it has no network
     named: Mapping[str, Tensor] = field(default_factory=dict)  # what else the networks are given, as `Inputs` have it
-    state: tuple[str, int] | None = None  # the input that is a row's state, and the boundary that gives the next one
+    # The input that is a row's state, and the boundary that gives the next one: it may be written over what was given.
+    state: tuple[str, int] | None = None
     ids: Tensor | None = None  # [V'] the target's id of each logit; None: its own number
     picking: Picks | None = None  # None: the likeliest
     least: float = 0.0  # a row ends before the draft with which its chain's chance, as the network sees it, falls below

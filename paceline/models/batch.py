@@ -212,9 +212,8 @@ def pack(
     block_size: int,
     nodes: Nodes | None = None,
     num_sampling: int | None = None,
-    first: Tensor | None = None,
 ) -> Batch:
-    """Work → tensors, all of which samples unless said otherwise; `first` [B]: the lowest position each may see.
+    """Work → tensors, all of which samples unless said otherwise.
 
     Only where the host shares the tables: elsewhere rounds are packed by a frame (`models/frame.py`).
     """
@@ -238,12 +237,13 @@ def pack(
         if item.num_nodes and drafted is not None:
             ids += drafted[number][: item.num_nodes]
         write += [pages[at // block_size - first_page] * block_size + at % block_size for at in line]
-    slot, line_t, base, id_t, write_t = torch.from_numpy(np.array(rows, dtype=np.int64))
-    positions, path = line_t.clamp(max=table.max_length - 1), None  # nodes deeper than that are drafted in vain
+    slot, line_t, base, id_t, write_t = torch.from_numpy(np.array(rows, dtype=np.int64)).unbind()
+    positions, path = line_t, None
+    if max([span.reach for span in spans], default=0) > table.max_length:  # nodes deeper than that are drafted in vain
+        positions = line_t.clamp(max=table.max_length - 1)
     if drafted is not None and nodes is not None and nodes.paths is not None:
         positions, path = _hang(places, nodes.paths, positions, base)
-    seen_from = None if first is None else first.index_select(0, places.owner)
-    layout = Layout(slot, positions, base, path, seen_from, line_t, write_t, table.pages.tensor, block_size, spans)
+    layout = Layout(slot, positions, base, path, None, line_t, write_t, table.pages.tensor, block_size, spans)
     return Batch(id_t, layout, places, [item.slot for item in work])
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.kernels.cpu.library import library
+from paceline.kernels.cpu.library import KeysStruct, library
 
 SAMPLE, DRAFT, ACCEPT, RESIDUAL = range(4)  # streams
 
@@ -73,11 +73,11 @@ def gumbel(keys: Keys, positions: Tensor, stream: int, vocab_size: int, extra: T
     """[R, V] float32 Gumbel noise, keyed by token id; on a CPU by the native library, where built: the same bits."""
     native = library() if positions.device.type == "cpu" else None
     if native is not None:
-        first, second = row_words(keys, positions, stream, extra)
-        inverse, logarithm = tables(positions.device)
-        out = torch.empty((len(first), vocab_size), dtype=torch.float32, device="cpu")
-        rows = (first.data_ptr(), second.data_ptr(), len(first), vocab_size)
-        native.paceline_gumbel(*rows, inverse.data_ptr(), logarithm.data_ptr(), out.data_ptr())
+        parts = [keys.seeds, keys.samples, positions, extra, *tables(positions.device)]
+        held = [None if part is None else part.contiguous() for part in parts]
+        struct = KeysStruct(None, *(None if part is None else part.data_ptr() for part in held), stream)
+        out = torch.empty((len(positions), vocab_size), dtype=torch.float32, device="cpu")
+        native.paceline_gumbel(struct, *out.shape, out.data_ptr())
         return out
     return _gumbel(keys, positions, stream, vocab_size, extra)
 

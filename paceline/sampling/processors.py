@@ -83,7 +83,7 @@ def _call(words: Words, text: list[int], prompt_length: int, logits: Tensor) -> 
 
 def _bias(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     assert state.bias is not None
-    biased = state.int_column("biased", rows.slots) != 0
+    biased = state.column("biased", rows.slots) != 0
     return torch.where(biased[:, None], logits + state.bias[rows.slots], logits)
 
 
@@ -126,7 +126,7 @@ def _bad_words(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
 
 def _min_tokens(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     produced = rows.positions + 1 - state.table.prompt_lengths[rows.slots]
-    early = produced < state.int_column("min_tokens", rows.slots)
+    early = produced < state.column("min_tokens", rows.slots)
     stops = [(slot, token) for slot in rows.slot_list for token in state.words[slot].stops]
     if not stops:
         return logits
@@ -155,27 +155,27 @@ def _counts(rows: Rows, state: SamplerState, vocab_size: int) -> tuple[Tensor, T
 
 def _penalties(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     prompt, output = _counts(rows, state, logits.shape[1])
-    repetition = state.float_column("repetition", rows.slots)[:, None]
+    repetition = state.column("repetition", rows.slots)[:, None]
     seen = (prompt + output) > 0
     punished = torch.where(logits > 0, logits / repetition, logits * repetition)
     logits = torch.where(seen, punished, logits)
-    logits = logits - state.float_column("frequency", rows.slots)[:, None] * output
-    return logits - state.float_column("presence", rows.slots)[:, None] * (output > 0)
+    logits = logits - state.column("frequency", rows.slots)[:, None] * output
+    return logits - state.column("presence", rows.slots)[:, None] * (output > 0)
 
 
 def _temperature(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
-    return logits / state.float_column("temperature", rows.slots)[:, None]
+    return logits / state.column("temperature", rows.slots)[:, None]
 
 
 def _min_p(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     """Keep what has at least min_p times the probability of the likeliest."""
-    floor = torch.log(state.float_column("min_p", rows.slots).double()).float()  # -inf where min_p is 0
+    floor = torch.log(state.column("min_p", rows.slots).double()).float()  # -inf where min_p is 0
     return logits.masked_fill(logits < logits.amax(1, keepdim=True) + floor[:, None], NEVER)
 
 
 def _top_k(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     """Keep what is at least as likely as the k-th; tokens tied with it stay."""
-    counts = state.int_column("top_k", rows.slots)
+    counts = state.column("top_k", rows.slots)
     most = min(max(state.params[slot].top_k for slot in rows.slot_list), logits.shape[1])
     best = logits.topk(most, dim=1).values
     kth = best.gather(1, (counts - 1).clamp(0, most - 1)[:, None])
@@ -184,7 +184,7 @@ def _top_k(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
 
 def _top_p(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     """Keep the likeliest tokens until their probabilities reach top_p; at least one; ties by lowest id."""
-    limit = state.float_column("top_p", rows.slots)
+    limit = state.column("top_p", rows.slots)
     share = torch.softmax(logits, dim=1).double()
     if logits.device.type == "cpu":
         return torch.stack([_nucleus(*row) for row in zip(logits, share, limit.tolist())])

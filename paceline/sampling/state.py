@@ -20,7 +20,6 @@ from paceline.sampling.noise import Keys
 # Columns, and what stands in a slot nobody has: values that leave a row as it is, since padding has a slot too.
 _FLOATS = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "presence": 0.0, "frequency": 0.0, "repetition": 1.0}
 _INTS = {"top_k": 0, "min_tokens": 0, "seed": 0, "sample": 0, "greedy": 1, "biased": 0}
-_COLUMN = {name: column for names in (_FLOATS, _INTS) for column, name in enumerate(names)}
 
 
 @dataclass
@@ -61,27 +60,30 @@ class SamplerState:
     def __init__(self, table: Slots, vocab_size: int, device: torch.device) -> None:
         self.table, self.vocab_size, self.device = table, vocab_size, device
         slots = table.num_slots + 1  # the last is nobody's
-        self._floats = torch.tensor(list(_FLOATS.values()), dtype=torch.float32).repeat(slots, 1).to(device)
-        self._ints = torch.tensor(list(_INTS.values()), dtype=torch.int64).repeat(slots, 1).to(device)
+        self._floats = torch.tensor([[value] * slots for value in _FLOATS.values()], dtype=torch.float32).to(device)
+        self._ints = torch.tensor([[value] * slots for value in _INTS.values()], dtype=torch.int64).to(device)
+        self._columns: dict[str, Tensor] = dict(zip((*_FLOATS, *_INTS), (*self._floats, *self._ints)))  # [S+1] each
         self.bias: Tensor | None = None  # [S+1, V], made when first needed; -inf where a token is not allowed
         self.words = {table.null: Words([], [])}
         self.params = {table.null: SamplingParams(temperature=0)}
         self.picks = device.type == "cpu" and library() is not None  # the library can pick tokens
         self.tempered = {table.null}  # slots whose request needs temperature and noise at most
+        self._sampled: set[int] = set()  # slots whose request needs noise
 
     def set(self, slot: int, params: SamplingParams, words: Words, seed: int, sample: int) -> None:
         from paceline.sampling.processors import tempered  # which is written in terms of this state
 
         self.params[slot], self.words[slot] = params, words
         (self.tempered.add if tempered(params) else self.tempered.discard)(slot)
+        (self._sampled.discard if params.greedy else self._sampled.add)(slot)
         greedy = params.greedy  # then nothing after the penalties may touch its rows
         floats = (1.0, 1.0, 0.0) if greedy else (params.temperature, params.top_p, params.min_p)
         penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
-        self._floats[slot].copy_(torch.tensor([*floats, *penalties], dtype=torch.float32), non_blocking=True)
+        self._floats[:, slot].copy_(torch.tensor([*floats, *penalties], dtype=torch.float32), non_blocking=True)
         signed = seed - 2**64 if seed >= 2**63 else seed
         biased = bool(params.logit_bias) or params.allowed_token_ids is not None
         ints = [0 if greedy else max(params.top_k, 0), params.min_tokens, signed, sample, int(greedy), int(biased)]
-        self._ints[slot].copy_(torch.tensor(ints, dtype=torch.int64), non_blocking=True)
+        self._ints[:, slot].copy_(torch.tensor(ints, dtype=torch.int64), non_blocking=True)
         if biased:
             self._set_bias(slot, params)
 
@@ -97,33 +99,32 @@ class SamplerState:
             row[token] += bias
         self.bias[slot].copy_(row, non_blocking=True)
 
-    def float_column(self, name: str, slots: Tensor) -> Tensor:
-        return self._floats[slots, _COLUMN[name]]
-
-    def int_column(self, name: str, slots: Tensor) -> Tensor:
-        return self._ints[slots, _COLUMN[name]]
+    def column(self, name: str, slots: Tensor) -> Tensor:
+        return self._columns[name].index_select(0, slots)
 
     def keys(self, slots: Tensor) -> Keys:
-        return Keys(self.int_column("seed", slots), self.int_column("sample", slots))
+        return Keys(self.column("seed", slots), self.column("sample", slots))
 
     def greedy(self, slots: Tensor) -> Tensor:
-        return self.int_column("greedy", slots) != 0
+        return self.column("greedy", slots) != 0
 
     def picking(
         self, slots: Tensor, positions: Tensor, stream: int = noise.SAMPLE, extra: Tensor | None = None
     ) -> Picking:
-        """How tokens are picked from raw logits at positions [R], or [k, R], of slots [R], where `picks`. Processed
-        logits have had their temperature (`Picking.processed`)."""
-        words = noise.row_words(self.keys(slots), positions, stream, extra)
-        noisy = 1 - self.int_column("greedy", slots)
-        return Picking(self.float_column("temperature", slots), noisy, *words, noise.tables(self.device))
+        """How tokens are picked from raw logits at positions [R] of slots [R], or chains from there on, where `picks`.
+        Processed logits have had their temperature (`Picking.processed`)."""
+        temperature, greedy, seeds, samples = (
+            self._columns[name] for name in ("temperature", "greedy", "seed", "sample")
+        )
+        rows = slots, temperature, greedy, seeds, samples, positions
+        return Picking(*rows, stream, extra, noise.tables(self.device))
 
     def keyed(self, stream: int = noise.SAMPLE, extra: Tensor | None = None, divided: bool = False) -> Keyed:
         """The same for kernels that look up the slots themselves; divided: the logits have had their temperature."""
-        seeds, samples, greedy = (self._ints[:, _COLUMN[name]] for name in ("seed", "sample", "greedy"))
-        temperature = None if divided else self._floats[:, _COLUMN["temperature"]]
+        seeds, samples, greedy = (self._columns[name] for name in ("seed", "sample", "greedy"))
+        temperature = None if divided else self._columns["temperature"]
         return Keyed(seeds, samples, greedy, temperature, noise.tables(self.device), stream, extra)
 
     def any_sampled(self, slot_list: list[int]) -> bool:
         """Whether any of these slots needs noise at all."""
-        return any(not self.params[slot].greedy for slot in slot_list)
+        return not self._sampled.isdisjoint(slot_list)

@@ -145,8 +145,8 @@ def follow(proposal: Proposal, sizes: list[int], likeliest: list[int]) -> Follow
     `likeliest` holds a token for each sequence's last committed row and then for each of its nodes. Where the kernels
     know it, this costs less than a handful of tensor operations.
     """
-    drafted = proposal.num_nodes > 0
-    tokens, parents = (proposal.tokens.tolist(), proposal.parents.tolist()) if drafted else ([], [])
+    tokens = proposal.tokens.tolist() if proposal.num_nodes else []
+    parents = [range(-1, proposal.num_nodes)] * len(sizes) if proposal.chain else proposal.parents.tolist()
     scratch = proposal.scratch.tolist() if proposal.scratch is not None else None
     decisions, root = [], 0
     for sequence, size in enumerate(sizes):
@@ -204,7 +204,8 @@ def _walk_at_once(
 ) -> Verdict:
     """The same by kernels, for choices [R] as they are, or keys of them; committed to slots [B], if given."""
     assert table.rounds is not None
-    parts = (proposal.tokens, proposal.parents, proposal.sizes, proposal.chain, proposal.scratch, proposal.origins)
+    parents = proposal.tokens if proposal.chain else proposal.parents  # nobody looks at a chain's
+    parts = (proposal.tokens, parents, proposal.sizes, proposal.chain, proposal.scratch, proposal.origins)
     sent = table.rounds.walk(choices, index, Trees(*parts), slots, table.tables)
     return Verdict.of(sent, proposal.num_nodes, committed=slots is not None)
 

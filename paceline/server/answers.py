@@ -18,6 +18,7 @@ from paceline.engine.stats import SequenceStats, add_by_position
 from paceline.engine.update import Update
 from paceline.pieces import Pieces
 
+Listed = tuple[int, dict[int, Logprob] | None]  # a token and what is told of it; nothing of a prompt's first
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
@@ -38,6 +39,8 @@ class Form:
     model: str
     id: str
     echo: bool = False
+    silent: bool = False  # nothing is told but the prompt: its one token more is dropped
+    prompt_logprobs: bool = False  # vLLM's field was asked for
     provenance: bool = False
     top: int = 0  # alternatives told with each token of a chat
     created: int = field(default_factory=lambda: int(time.time()))
@@ -52,10 +55,9 @@ class Choice:
 
     def __init__(self, form: Form, index: int, prompt: list[int], echo: str, tokenizer: Any) -> None:
         self.form, self.index, self._tokenizer = form, index, tokenizer
-        self._echo = echo
+        self._echo, self._prompt = echo, prompt
         self._texts: list[str] = []
-        self._logprobs: list[dict[int, Logprob]] = []
-        self._tokens: list[int] = []
+        self._listed: list[Listed] = []
         self._origins: list[dict[str, Any]] = []
         self._pieces = Pieces(tokenizer, prompt) if form.provenance and tokenizer is not None else None
         self._asked = False  # for logprobs
@@ -68,12 +70,15 @@ class Choice:
 
     def take(self, update: Update) -> dict[str, Any]:
         """A streamed chunk's choice; the whole is kept for `whole`."""
-        text = self._echo + update.text
-        self._echo = ""
+        text = self._echo if self.form.silent else self._echo + update.text
         said = self._said(update, text)
+        self._echo = ""
         self.finish, self.error, self.stop_reason = update.finish_reason, update.error, update.stop_reason
         self.stats = update.stats or self.stats
-        if update.prompt_logprobs is not None:
+        if self.form.silent:
+            self.finish = self.finish and self.finish.replace("stop", "length")
+            self.stats, self.stop_reason = SequenceStats(prefix_hit=self.stats.prefix_hit), None
+        if update.prompt_logprobs is not None and self.form.prompt_logprobs:
             self.prompt_logprobs = [None if entry is None else _by_id(entry) for entry in update.prompt_logprobs]
         told: dict[str, Any] = {"index": self.index}
         if self.form.chat:
@@ -81,24 +86,31 @@ class Choice:
         else:
             told["text"] = text
         told["logprobs"] = said["logprobs"]
-        told["finish_reason"] = update.finish_reason
-        if update.stop_reason is not None:
-            told["stop_reason"] = update.stop_reason
+        told["finish_reason"] = self.finish
+        if self.stop_reason is not None:
+            told["stop_reason"] = self.stop_reason
         if self.form.provenance:
             told["provenance"] = said["provenance"]
         return told
 
     def _said(self, update: Update, text: str) -> dict[str, Any]:
         self._texts.append(text)
-        self._tokens += update.tokens
         logprobs = None
         if update.logprobs is not None:
             self._asked = True
-            self._logprobs += update.logprobs
-            logprobs = self._tell_logprobs(update.tokens, update.logprobs)
-        origins = self._tell_origins(update) if self.form.provenance else []
+            listed = self._list(update)
+            self._listed += listed
+            logprobs = self._tell_logprobs(listed)
+        origins = self._tell_origins(update) if self.form.provenance and not self.form.silent else []
         self._origins += origins
         return {"logprobs": logprobs, "provenance": origins}
+
+    def _list(self, update: Update) -> list[Listed]:
+        """An update's tokens; before them the prompt's, where it is echoed."""
+        listed: list[Listed] = []
+        if self.form.echo and update.prompt_logprobs is not None:
+            listed += zip(self._prompt, update.prompt_logprobs)
+        return listed if self.form.silent else [*listed, *zip(update.tokens, update.logprobs or [])]
 
     def whole(self) -> dict[str, Any]:
         text = "".join(self._texts)
@@ -108,7 +120,7 @@ class Choice:
         else:
             told["text"] = text
         self._offset = 0
-        told["logprobs"] = self._tell_logprobs(self._tokens, self._logprobs) if self._asked else None
+        told["logprobs"] = self._tell_logprobs(self._listed) if self._asked else None
         told["finish_reason"] = self.finish
         if self.stop_reason is not None:
             told["stop_reason"] = self.stop_reason
@@ -132,20 +144,30 @@ class Choice:
                 origins[number]["text"] = "".join(text for text, _ in self._pieces.show(None))
         return origins
 
-    def _tell_logprobs(self, tokens: list[int], listed: list[dict[int, Logprob]]) -> dict[str, Any]:
-        entries = [(entry[token], entry) for token, entry in zip(tokens, listed)]
+    def _tell_logprobs(self, listed: list[Listed]) -> dict[str, Any]:
         if self.form.chat:
+            entries = [(entry[token], entry) for token, entry in listed if entry is not None]
             return {"content": [_chat_logprob(own, entry, self.form.top) for own, entry in entries], "refusal": None}
-        offsets = []
-        for own, _ in entries:
+        tokens, offsets = [], []
+        for token, entry in listed:
+            tokens.append(self._decode(token) if entry is None else entry[token].decoded_token)
             offsets.append(self._offset)
-            self._offset += len(own.decoded_token or "")
+            unseen = entry is None and not self._begins_with(tokens[-1])
+            self._offset += 0 if unseen else len(tokens[-1])
         return {
-            "tokens": [own.decoded_token for own, _ in entries],
-            "token_logprobs": [finite(own.logprob) for own, _ in entries],
-            "top_logprobs": [_by_text(entry) for _, entry in entries],
+            "tokens": tokens,
+            "token_logprobs": [None if entry is None else finite(entry[token].logprob) for token, entry in listed],
+            "top_logprobs": [None if entry is None else _by_text(entry) for _, entry in listed],
             "text_offset": offsets,
         }
+
+    def _decode(self, token: int) -> str:
+        """A prompt's first token, of which nothing is known."""
+        return "" if self._tokenizer is None else str(self._tokenizer.decode([token]))
+
+    def _begins_with(self, text: str) -> bool:
+        """Whether the text shows its first token; one that the tokenizer put before a prompt it does not."""
+        return "".join(self._texts[:1]).startswith(text)
 
 
 def _chat_logprob(own: Logprob, entry: dict[int, Logprob], count: int) -> dict[str, Any]:

@@ -109,6 +109,8 @@ class Server:
             model,
             f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
             echo=bool(getattr(body, "echo", False)),
+            silent=bool(getattr(body, "silent", False)),
+            prompt_logprobs=body.prompt_logprobs is not None,
             provenance=bool(body.return_provenance),
             top=params.logprobs or 0,
         )
@@ -172,12 +174,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> Answer:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        unknown = first["type"] == "extra_forbidden"
-        said = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
-        told = f"{where} is not a field of this request" if unknown else f"{where or 'the body'}: {said}"
-        return Mistake(400, told, param=where or None).answer()
+        return _invalid(error.errors()[0], request.headers.get("content-type", "")).answer()
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Answer:
@@ -305,6 +302,19 @@ def _add_watching(app: FastAPI, server: Server) -> None:
         if name not in PARTS:
             raise Mistake(404, f"there is no /page/{name:.200}")
         return FileResponse(PAGE / name, headers=FRESH)
+
+
+def _invalid(first: dict[str, Any], media_type: str) -> Mistake:
+    """The first thing that is wrong with a body, as pydantic tells it, in a sentence."""
+    if first["type"] == "json_invalid":
+        return Mistake(400, f"the body is not JSON: {first['ctx']['error']}, at character {first['loc'][-1]}")
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    if not where and "json" not in media_type:
+        return Mistake(400, f"the body came as {media_type[:100]!r}; send it as application/json")
+    if first["type"] == "extra_forbidden":
+        return Mistake(400, f"{where} is not a field of this request", param=where)
+    said = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
+    return Mistake(400, f"{where or 'the body'}: {said}", param=where or None)
 
 
 def _told_errors(*listed: int) -> dict[int | str, dict[str, Any]]:

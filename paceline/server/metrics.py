@@ -98,8 +98,9 @@ class Metrics:
         name = ready.drafter if ready is not None and ready.drafter is not None else "none"
         self._ended.proposed = add_by_position([self._ended.proposed, stats.proposed])
         self._ended.accepted = add_by_position([self._ended.accepted, stats.accepted])
-        for depth, count in enumerate(stats.proposed, 1):
-            self.drafted.labels(name, depth).inc(count)
+        for drafter, proposed in (stats.proposed_by or {name: stats.proposed}).items():
+            for depth, count in enumerate(proposed, 1):
+                self.drafted.labels(drafter, depth).inc(count)
         if begun is not None:
             if begun.first is not None and begun.tokens > 1:
                 self.per_token.observe((begun.last - begun.first) / (begun.tokens - 1))

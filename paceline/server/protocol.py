@@ -163,9 +163,16 @@ class CompletionRequest(Sampling):
             raise OptionError("suffix is not supported: the model writes on from the prompt alone")
         if self.best_of not in (None, self.n or 1):
             raise OptionError(f"best_of={self.best_of} is not allowed; allowed: as many as n={self.n or 1}")
-        if self.echo and self.logprobs is not None:
-            raise OptionError("echo and logprobs were both given; give one: the prompt's own are not told")
+        if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
+            more["prompt_logprobs"] = self.logprobs
+        if self.silent:
+            more["max_tokens"] = 1  # the engine's least, which is not told
         return super().params(logprobs=self.logprobs, **more)
+
+    @property
+    def silent(self) -> bool:
+        """Whether the prompt is asked for and nothing after it."""
+        return bool(self.echo) and self.max_tokens == 0
 
     def prompts(self) -> list[str | list[int]]:
         """One or several, each a text or token ids."""
@@ -189,10 +196,16 @@ class ChatRequest(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None  # refused: a client's program would run in the server's process
     parallel_tool_calls: bool | None = None  # without effect
     verbosity: str | None = None  # without effect
 
     def params(self, **more: Any) -> SamplingParams:
+        if self.chat_template is not None:
+            raise OptionError(
+                "chat_template is the server's alone (--chat-template FILE); allowed here: chat_template_kwargs, or a "
+                "prompt that is written out, at /v1/completions"
+            )
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise OptionError("max_tokens and max_completion_tokens differ; give one")
         if self.top_logprobs and not self.logprobs:

@@ -12,8 +12,9 @@ import torch
 from paceline import LLM, NGram, SamplingParams
 from paceline.bench import gtest
 from paceline.bench.check import Asked, Found, check
+from paceline.bench.contexts import choose
 from paceline.bench.lens import Lens, Text
-from paceline.bench.measured import Variant
+from paceline.bench.measured import Answer, Variant
 from paceline.drafters.base import Context, QuietDrafter
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.tree import Proposal
@@ -84,6 +85,32 @@ def test_likeliest_drafts_that_are_verified_as_drawn_are_found() -> None:
 def test_a_rule_without_its_residual_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "_residual", lambda p, q: p)
     assert not check(make_llm("rejection"), ask(Changing())).same
+
+
+def test_the_lossy_rule_is_found_by_the_sizes_that_are_the_default() -> None:
+    asked = Asked(["first"], [Prompt(None, PROMPT)], PARAMS, Variant("drafted", DraftModel(model_of(1), 2)))
+    spread = distribution(check(make_llm("typical"), asked))
+    assert not spread.same and spread.p < 1e-9 and spread.odd
+    assert (spread.contexts, spread.samples) == (asked.contexts, asked.contexts * asked.samples)
+
+
+def test_contexts_lie_before_a_first_token_that_is_certain_and_a_drafted_second_that_is_open() -> None:
+    llm = make_llm("rejection")
+    llm.set_drafter(Changing())
+    asked = ask(Changing(), contexts=2)
+    output = llm.generate([PROMPT], PARAMS)[0].outputs[0]
+    lens = Lens(llm, asked.spoken)
+    found = choose(lens, asked.prompts, [Answer(0, output, 0.0)], 2, lambda done, total: None)
+    said = output.token_ids
+    drafted = [at for at, origin in enumerate(output.provenance) if at and origin.kind in ("accepted", "corrected")]
+    assert drafted  # else all places would do
+
+    def score(at: int) -> float:
+        before, after = lens.shares([Text(PROMPT, said[: at - 1]), Text(PROMPT, said[:at])])
+        return float(before[said[at - 1]] * (1 - (after**2).sum()))
+
+    best = sorted(drafted, key=score, reverse=True)
+    assert found == [[*PROMPT, *said[: at - 1]] for at in best[:2]]
 
 
 def test_a_token_that_cannot_come_is_found_whatever_the_counts() -> None:

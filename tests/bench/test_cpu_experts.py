@@ -6,15 +6,14 @@ import sys
 
 import pytest
 
-from paceline.kernels.cpu.library import library
 from tests.bench.scripts import load
+from tests.native import needs_native
 
 
+@needs_native
 def test_it_prints_a_line_for_every_number_of_rows(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if library() is None:
-        pytest.skip("the native kernels are not built here")
     module = load("bench/cpu_experts.py")
     small = {"HIDDEN": 256, "WIDE": 256, "EXPERTS": 4, "CHOSEN": 2, "LAYERS": 2, "ROWS": (1, 5)}
     for name, value in small.items():

@@ -1,7 +1,7 @@
 """The measurements against other programs, run small: their shape, what a missing peer looks like, their arithmetic.
 
-No time is judged here. The sides are processes of their own, as always; so is the script in the long run, as anybody
-would start it.
+No time is judged here. In the long run the sides are processes of their own, as always, and so is the script, as
+anybody would start it. Elsewhere sides answer in this process: starting one takes seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import transformers
 
 from tests.fakes import tiny_model
 
@@ -32,6 +33,37 @@ with pytest.MonkeyPatch.context() as place:
     peer_processes: Any = importlib.import_module("peer_processes")
     DRAFTERS = importlib.import_module("cpu_speculation").DRAFTERS
 has_llama = any(importlib.util.find_spec(name) is not None for name in ("llama_cpp", "xllamacpp"))
+
+
+class Here(peer_processes.Peer):  # type: ignore[misc]
+    """A side in this process; what is asked and told still has to go through JSON."""
+
+    ended = False
+
+    def __init__(self, kind: str, python: str) -> None:
+        self.kind = kind
+        try:
+            self.side = cpu_sides.SIDES[kind]()
+        except ImportError:
+            raise peer_processes.PeerError("not installed") from None
+        self.versions = self.side.versions
+
+    def __call__(self, do: str, **given: Any) -> Any:
+        try:
+            return json.loads(json.dumps(getattr(self.side, do)(**json.loads(json.dumps(given)))))
+        except Exception as error:
+            raise peer_processes.PeerError(f"{self.kind}: {type(error).__name__}: {error}") from None
+
+    def close(self) -> None:
+        del self.side
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (peer_processes, same_tokens, perplexity):
+        monkeypatch.setattr(module, "Peer", Here)
+    for silenced in ("set_verbosity_error", "disable_progress_bar"):  # not for all tests to come
+        monkeypatch.setattr(transformers.logging, silenced, lambda: None)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +167,7 @@ def test_memory_is_compared_with_the_file_and_the_cache(record: dict[str, Any], 
 
 
 def test_a_figure_whose_model_does_not_load_is_reported_and_the_others_still_run(
-    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, checkpoint: Path, here: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--quick", "--repeat", "1", "--threads", "1", "--small", str(checkpoint), "--large", "no/such/model/here"]
     with pytest.raises(SystemExit) as ended:
@@ -146,7 +178,7 @@ def test_a_figure_whose_model_does_not_load_is_reported_and_the_others_still_run
     assert figures["decode-large"]["rows"] == [] and figures["decode-small"]["rows"]
 
 
-def test_perplexity_is_that_of_the_transformers_model(tmp_path: Path, checkpoint: Path) -> None:
+def test_perplexity_is_that_of_the_transformers_model(tmp_path: Path, checkpoint: Path, here: None) -> None:
     words = ["--model", str(checkpoint), "--chunk", "48", "--max-tokens", "121", "--threads", "1"]
     perplexity.main([*words, "--output", str(tmp_path / "out.json")])
     told = json.loads((tmp_path / "out.json").read_text())
@@ -213,7 +245,9 @@ def test_without_llama_cpp_python_the_other_package_is_asked_and_its_own_clock_r
         side.rows(ids=[1], context=0, counts=[1], runs=1)
 
 
-def test_tokens_are_counted_against_those_of_transformers_free_and_forced(tmp_path: Path, checkpoint: Path) -> None:
+def test_tokens_are_counted_against_those_of_transformers_free_and_forced(
+    tmp_path: Path, checkpoint: Path, here: None
+) -> None:
     words = ["--model", str(checkpoint), "--num-prompts", "3", "--prompt", "9", "--max-tokens", "5", "--threads", "1"]
     same_tokens.main([*words, "--output", str(tmp_path / "out.json")])
     told = json.loads((tmp_path / "out.json").read_text())

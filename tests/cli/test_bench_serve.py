@@ -77,6 +77,19 @@ def test_what_a_server_refuses_is_left_out_and_its_pieces_are_counted(tmp_path: 
     assert not {"stream_options", "ignore_eos"} & behaviour.bodies[-1].keys()
 
 
+def test_a_server_that_counts_nothing_is_measured_all_the_same(tmp_path: Path) -> None:
+    with serving(Behaviour(usage=None)) as address:
+        result = run(address, "--save-result", "--result-dir", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "drafts accepted" not in result.stdout
+    data = saved(tmp_path)
+    assert data["acceptance"] is None and data["server"]["left_out"] == []
+    assert data["figures"]["total_output_tokens"] == 5 * 4  # pieces
+    assert data["figures"]["total_input_tokens"] is data["figures"]["total_token_throughput"] is None
+    assert "prompt tokens          not told; --tokenizer would count them" in result.stdout
+    assert data["figures"]["median_tpot_ms"] >= 0
+
+
 def test_requests_that_fail_are_counted_apart_and_said(tmp_path: Path) -> None:
     with serving(Behaviour(fails=frozenset({2}), breaks=frozenset({3}))) as address:
         result = run(address, "--save-result", "--result-dir", str(tmp_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,15 +13,15 @@ from paceline import LLM, DraftModel, Eagle, Glide, SamplingParams
 from paceline.engine.budget import FixedBudget
 from paceline.engine.context import DraftContext
 from paceline.errors import OptionError
-from paceline.kernels.cpu.library import library
 from paceline.kernels.cpu.native import NativeOps
 from paceline.testing import prompts, tiny_llm, tokens_of
 from tests.drafters.contract import DRAFTERS
 from tests.drafters.tiny_eagle import tiny_eagle
 from tests.drafters.tiny_readers import shared
 from tests.fakes import tiny_model
+from tests.native import needs_native
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels are not built here")
+pytestmark = needs_native
 
 CHAINS = (
     *("eagle", "eagle3", "draft_model", "draft_is_target", "glide", "glide_layers", "mlp_speculator", "hydra", "mtp"),
@@ -72,13 +73,17 @@ PARAMS: dict[str, Callable[[], list[SamplingParams]]] = {
 }
 
 
+@functools.cache
+def plain(params: str) -> list[list[int]]:
+    return run(tiny_llm(kernels="native"), PARAMS[params]())
+
+
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_chain_drawn_at_once_is_the_chain_drawn_step_by_step(
     name: str, params: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = PARAMS[params]()
-    wanted = run(tiny_llm(kernels="native"), asked)
+    asked, wanted = PARAMS[params](), plain(params)
     known = {tuple(p): p + out for p, out in zip(prompts(3), wanted)}
     seen = []
     for at_once in (True, False):
@@ -149,8 +154,7 @@ def test_a_rule_that_asks_for_distributions_is_served_step_by_step(rule: str, mo
 def test_a_chain_ends_where_the_head_finds_it_unlikely(
     at_once: bool, params: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = PARAMS[params]()
-    wanted = run(tiny_llm(kernels="native"), asked)
+    asked, wanted = PARAMS[params](), plain(params)
     counts = []
     for least in (0.0, 0.02, 0.2, 1.0):
         llm = tiny_llm(Eagle(tiny_eagle("third"), 4, min_probability=least), kernels="native")

@@ -1,22 +1,24 @@
 """Every drafter in every situation, every pair of (drafter, situation, batch, sampling setting): token for token what
-plain decoding says. On the native kernels every pair of (drafter, batch, setting, dtype, rounds behind)."""
+plain decoding says. On the native kernels every pair of (drafter, batch, setting, dtype, rounds behind,
+threads)."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from paceline.kernels.cpu.library import library
 from paceline.testing import BATCHES, SETTINGS, SITUATIONS, plain, prompts, tokens_of
 from tests.drafters.contract import DRAFTERS, recorded
 from tests.fakes import Replay, Scratching, tiny_llm
+from tests.native import needs_native, on_threads
+from tests.pairs import missing
 
 DTYPES = ("auto", "bfloat16", "float16")  # of matrices on the native kernels; auto: as they are, in 32 bits
 BEHIND = (None, 1, 2)
+THREADS = (1, 2)
 
 
 def pairwise() -> list[tuple[str, int, str, str]]:
@@ -29,30 +31,33 @@ def pairwise() -> list[tuple[str, int, str, str]]:
     return rows
 
 
-def pairwise_native() -> list[tuple[str, int, str, str, int | None]]:
-    """Each drafter on shared batches and on static ones, with batches, settings and dtypes in turn."""
+def pairwise_native() -> list[tuple[str, int, str, str, int | None, int]]:
+    """Each drafter on shared batches and on static ones, with batches, settings, dtypes and threads in turn."""
     rows = []
     for first, name in enumerate(DRAFTERS):
         for second, behind in enumerate(BEHIND):
             setting, dtype = list(SETTINGS)[(first + second) % 3], DTYPES[(first // 3 + second) % 3]
-            rows.append((name, BATCHES[(first // 9 + first + second) % 2], setting, dtype, behind))
+            batch, threads = BATCHES[(first // 9 + first + second) % 2], THREADS[(first // 2 + second) % 2]
+            rows.append((name, batch, setting, dtype, behind, threads))
     return rows
+
+
+ROWS = pairwise()
 
 
 @pytest.mark.parametrize(
     "rows, factors",
     [
-        (pairwise(), (DRAFTERS, BATCHES, SITUATIONS, SETTINGS)),
-        (pairwise_native(), (DRAFTERS, BATCHES, SETTINGS, DTYPES, BEHIND)),
+        (ROWS, (DRAFTERS, BATCHES, SITUATIONS, SETTINGS)),
+        (pairwise_native(), (DRAFTERS, BATCHES, SETTINGS, DTYPES, BEHIND, THREADS)),
     ],
     ids=["reference", "native"],
 )
 def test_every_pair_is_run(rows: list[tuple[Any, ...]], factors: tuple[Any, ...]) -> None:
-    for one, other in itertools.combinations(range(len(factors)), 2):
-        assert {(row[one], row[other]) for row in rows} == set(itertools.product(factors[one], factors[other]))
+    assert not missing(rows, factors)
 
 
-@pytest.mark.parametrize("name, batch, situation, setting", pairwise())
+@pytest.mark.parametrize("name, batch, situation, setting", [row for row in ROWS if row[2] != "small_pages"])
 def test_a_drafter_changes_no_token(name: str, batch: int, situation: str, setting: str) -> None:
     llm = tiny_llm(DRAFTERS[name](recorded(batch, setting)), **SITUATIONS[situation])
     assert tokens_of(llm, batch, setting) == plain(batch, setting)
@@ -60,11 +65,11 @@ def test_a_drafter_changes_no_token(name: str, batch: int, situation: str, setti
         assert llm.engine.scheduler.num_preemptions > 0
 
 
-@pytest.mark.parametrize("number, name", list(enumerate(DRAFTERS)))
-def test_a_prefix_hit_and_a_budget_of_zero_change_no_token(number: int, name: str) -> None:
-    """With settings and batches in turn."""
-    setting, batch = list(SETTINGS)[number % 3], BATCHES[number // 3 % 2]
-    llm = tiny_llm(DRAFTERS[name](recorded(batch, setting)), block_size=4)
+@pytest.mark.parametrize("name, batch, situation, setting", [row for row in ROWS if row[2] == "small_pages"])
+def test_small_pages_prefix_hits_and_a_budget_of_zero_change_no_token(
+    name: str, batch: int, situation: str, setting: str
+) -> None:
+    llm = tiny_llm(DRAFTERS[name](recorded(batch, setting)), **SITUATIONS[situation])
     first = tokens_of(llm, batch, setting)
     again = llm.generate(prompts(batch), SETTINGS[setting])
     hits = [output.outputs[0].stats.prefix_hit for output in again]
@@ -106,14 +111,14 @@ def plain_native(batch: int, setting: str, dtype: str) -> list[list[int]]:
     return tokens_of(llm, batch, setting)
 
 
-@pytest.mark.parametrize("name, batch, setting, dtype, behind", pairwise_native())
+@needs_native
+@pytest.mark.parametrize("name, batch, setting, dtype, behind, threads", pairwise_native())
 def test_a_drafter_changes_no_token_on_the_native_kernels(
-    name: str, batch: int, setting: str, dtype: str, behind: int | None
+    name: str, batch: int, setting: str, dtype: str, behind: int | None, threads: int
 ) -> None:
-    if library() is None:
-        pytest.skip("the native kernels are not built here")
     wanted = plain_native(batch, setting, dtype)
     known = {tuple(p): p + out for p, out in zip(prompts(batch), wanted)}
     llm = tiny_llm(DRAFTERS[name](known), behind, kernels="auto", dtype=dtype, block_size=4)
     assert llm.model.ops.name == "native"
-    assert tokens_of(llm, batch, setting) == wanted
+    with on_threads(threads):
+        assert tokens_of(llm, batch, setting) == wanted

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from paceline import LLM, MTP, DFlash, Eagle, Glide, Medusa, SamplingParams
-from paceline.kernels.cpu.library import library
 from tests.drafters.tiny_eagle import Facts, config_of, random_tensors, write
 from tests.drafters.tiny_heads import write as write_heads
 from tests.drafters.tiny_medusa import medusa_weights, vllm_names
@@ -20,6 +19,7 @@ from tests.drafters.tiny_mtp import modules, named
 from tests.drafters.tiny_readers import dflash_config, dflash_state, glide_state, write_dflash, write_glide
 from tests.drafters.tiny_readers import write as write_folder
 from tests.fakes import VOCAB, tiny_model
+from tests.native import EXACT, needs_native
 
 Parts = tuple[Tensor, Tensor]  # an embedding and a vocabulary head
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -70,11 +70,9 @@ def held(llm: LLM) -> tuple[Any, Any]:
     return network.embedding, network.head
 
 
-@pytest.mark.parametrize("how", ["reference", "torch", "native", "packed"])
+@pytest.mark.parametrize("how", ["torch", *EXACT, pytest.param("packed", marks=needs_native)])
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_copy_of_the_targets_is_held_once_and_what_differs_is_kept(name: str, how: str, tmp_path: Path) -> None:
-    if how in ("native", "packed") and library() is None:
-        pytest.skip("the native kernels are not built here")
     options: dict[str, Any] = {"kernels": "native" if how == "packed" else how, "max_model_len": 64, "device": "cpu"}
     options |= {"quantization": "int8"} if how == "packed" else {}
     embedding, head = of_target()

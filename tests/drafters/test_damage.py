@@ -18,7 +18,6 @@ from torch import Tensor
 
 from paceline import LLM, MTP, DFlash, DraftModel, Eagle, Glide, Hydra, Medusa, MLPSpeculator, Pard
 from paceline.errors import CheckpointError, OptionError, PacelineError
-from paceline.kernels.cpu.library import library
 from paceline.testing import tiny_llm, tokens_of
 from tests.drafters.tiny_eagle import tiny_eagle
 from tests.drafters.tiny_hydra import knowing_hydra
@@ -27,6 +26,7 @@ from tests.drafters.tiny_mlp import mlp
 from tests.drafters.tiny_mtp import tiny_mtp
 from tests.drafters.tiny_readers import shared
 from tests.fakes import tiny_model
+from tests.native import EXACT
 from tests.tokens import NUM_IDS, tokenizer
 
 Made = tuple[Callable[[str], Any], Callable[[], str]]
@@ -161,11 +161,9 @@ def plain(kernels: str, setting: str) -> Any:
     return tokens_of(tiny_llm(kernels=kernels), 3, setting)
 
 
-@pytest.mark.parametrize("kernels", ["reference", "native"])
+@pytest.mark.parametrize("kernels", EXACT)
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "glide", "mlp_speculator", "mtp"])
 def test_weights_that_are_no_numbers_change_no_text(name: str, kernels: str, tmp_path: Path) -> None:
-    if kernels == "native" and library() is None:
-        pytest.skip("the native kernels are not built here")
     make, path = HEADS[name][0], copied(name, tmp_path)
     (file,) = path.glob("*.safetensors")
     tensors = load_file(file)

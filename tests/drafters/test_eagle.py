@@ -17,10 +17,10 @@ from paceline.drafters.eagle import EagleDrafter
 from paceline.drafters.formats import find_held
 from paceline.drafters.tree import Proposal
 from paceline.errors import CheckpointError, OptionError
-from paceline.kernels.cpu.library import library
 from tests.drafters.contract import prompts
 from tests.drafters.eagle_by_hand import Hand, Node
 from tests.drafters.tiny_eagle import Facts, Tensors, config_of, deep_target, random_tensors, renamed, tiny_eagle, write
+from tests.native import needs_native
 
 MAX_TOKENS = 8
 FIRST, THIRD = Facts(third=False, bias=True), Facts()
@@ -159,9 +159,8 @@ def check_chains(seen: list[tuple[list[int], list[Node]]], tensors: Tensors, fac
         assert paths == [tuple(drafts[: n + 1]) for n in range(len(paths))], len(text)
 
 
+@needs_native
 def test_the_native_kernels_draft_the_same_without_quantisation() -> None:
-    if library() is None:
-        pytest.skip("the native kernels are not built here")
     tensors = random_tensors(THIRD)
     drafter, _ = run(Spy(write(tensors, config_of(THIRD)), 3, quantization="none"), kernels="native")
     check_chains(drafter.seen, tensors, THIRD, {})

@@ -15,8 +15,8 @@ from paceline.drafters.base import Context, Needs
 from paceline.drafters.early_exit import EarlyExitDrafter
 from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
-from paceline.kernels.cpu.library import library
 from tests.fakes import tiny_llm, tiny_model
+from tests.native import EXACT
 
 PROMPTS = [[5, 9, 14, 3] * 3, [61, 7, 7, 20, 33], list(range(40, 60))]
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -83,11 +83,9 @@ def drafts(model: Any, text: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
-@pytest.mark.parametrize("kernels", ["reference", "native"])
+@pytest.mark.parametrize("kernels", EXACT)
 def test_a_draft_is_what_the_target_without_its_last_layers_says(family: str, kernels: str) -> None:
     """Three sequences together, each draft against the short model by itself."""
-    if kernels == "native" and library() is None:
-        pytest.skip("the native kernels are not built here")
     drafter = Spied(EarlyExit(3, layers=2))
     llm = LLM(whole(family), drafter, kernels=kernels, max_model_len=100, device="cpu", block_size=4)
     found = llm.generate(PROMPTS, GREEDY)
@@ -101,11 +99,9 @@ def test_a_draft_is_what_the_target_without_its_last_layers_says(family: str, ke
     assert not wrong
 
 
-@pytest.mark.parametrize("kernels", ["reference", "native"])
+@pytest.mark.parametrize("kernels", EXACT)
 @pytest.mark.parametrize("seed", [None, 3])
 def test_all_layers_are_always_right(kernels: str, seed: int | None) -> None:
-    if kernels == "native" and library() is None:
-        pytest.skip("the native kernels are not built here")
     params = SamplingParams(temperature=0.0 if seed is None else 1.0, seed=seed, max_tokens=25, ignore_eos=True)
     llm = tiny_llm(EarlyExit(4, layers=2), kernels=kernels)
     for output in llm.generate(PROMPTS, params):

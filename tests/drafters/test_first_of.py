@@ -62,6 +62,19 @@ def test_later_drafters_are_asked_only_for_those_the_earlier_left_empty() -> Non
     assert first.asked[0] == [8, 9, 10] and second.asked[0] == [9, 10] and third.asked[0] == [10]
 
 
+def test_each_drafters_proposals_are_counted_apart() -> None:
+    first, second = Told("first", {8: ([1, 2, 3], [-1, 0, 1])}), Told("second", {9: ([3, 4], [-1, 0])})
+    llm = tiny_llm(FirstOf(first, second))
+    assert llm.engine.drafter is not None and llm.engine.drafter.name == "first then second"
+    outputs = generate(llm)
+    assert [list(output.stats.proposed_by) for output in outputs] == [["first"], ["second"], []]
+    assert [list(output.stats.proposed_by.values()) for output in outputs[:2]] == [
+        [output.stats.proposed] for output in outputs[:2]
+    ]
+    llm.set_drafter(first)
+    assert generate(llm)[0].stats.proposed_by == {}  # there is one drafter, and `proposed` is its
+
+
 def test_nobody_further_is_asked_when_all_have_something() -> None:
     everything = {length: ([1], [-1]) for length in (8, 9, 10)}
     second = Told("second", everything)
@@ -221,7 +234,7 @@ def test_lookup_before_an_equal_draft_model_under_each_rule(acceptance: str, tem
 def test_it_is_made_of_configs_words_and_names() -> None:
     made = FirstOf("suffix", NGram(7)).create()
     assert [drafter.name for drafter in made.drafters] == ["suffix", "ngram"]
-    assert made.name == "first_of" and made.max_nodes >= 7 and not made.on_device
+    assert made.name == "suffix then ngram" and made.max_nodes >= 7 and not made.on_device
     assert generate(tiny_llm(FirstOf(Suffix(), "ngram")), max_tokens=6)[0].token_ids == texts(6)[0]
 
 

@@ -17,7 +17,6 @@ from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.mtp_network import Module
 from paceline.drafters.tree import Proposal
 from paceline.errors import CheckpointError, OptionError
-from paceline.kernels.cpu.library import library
 from paceline.testing import prompts, set_apart, tiny_llm
 from tests.drafters.equations import Spy
 from tests.drafters.mtp_by_hand import Hand, llama_layer
@@ -25,6 +24,7 @@ from tests.drafters.mtp_models import write_apart
 from tests.drafters.tiny_mtp import HEADS, WIDTH, mimo_model, modules, named, tiny_mtp, write_mimo
 from tests.drafters.tiny_readers import write
 from tests.fakes import Oracle, Recorded, Replay, tiny_model
+from tests.native import EXACT
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -60,12 +60,10 @@ def check_drafts(spy: Spy, by_hand: Hand, model: Any, normed: bool, count: int) 
     assert max(len(tokens) for _, _, tokens, _ in spy.seen) == count
 
 
-@pytest.mark.parametrize("kernels", ["reference", "torch", "native"])
+@pytest.mark.parametrize("kernels", ["torch", *EXACT])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_mimo_drafts_with_the_modules_of_its_own_folder(count: int, kernels: str, tmp_path: Path) -> None:
     """Its target is Qwen2's; the state comes first and is not normed."""
-    if kernels == "native" and library() is None:
-        pytest.skip("the native kernels are not built here")
     states = modules("mimo", count, bias=True)
     folder, model = write_mimo(tmp_path, count), mimo_model()
     spy = Spy(MTP(num_draft_tokens=5, quantization="none"))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from paceline import LLM, MTP, SamplingParams
-from paceline.kernels.cpu.library import library
 from paceline.kernels.ops import Weight
 from paceline.testing import check_drafter, prompts
 from tests.drafters.mtp_models import KINDS, write_whole
 from tests.drafters.tiny_mtp import write_mimo
+from tests.native import EXACT, needs_native
 
 TARGETS = ("mimo", *KINDS)
 MODULES = {"mimo": 1, "glm4_moe": 2, "deepseek_v3": 1}
@@ -28,15 +28,13 @@ def folder_of(kind: str) -> str:
     return write_mimo(folder) if kind == "mimo" else write_whole(folder, kind, MODULES[kind])
 
 
-@pytest.mark.parametrize("kernels", ["reference", "native"])
+@pytest.mark.parametrize("kernels", EXACT)
 @pytest.mark.parametrize("kind", TARGETS)
 def test_modules_change_no_token_of_their_target(
     kind: str, kernels: str, record_property: Callable[[str, object], None]
 ) -> None:
     """Greedy and seeded, batches, chunks, preemption, prefix hits, rounds behind, switched in mid-answer; and on a
     device without data, where nothing can be read."""
-    if kernels == "native" and library() is None:
-        pytest.skip("the native kernels are not built here")
     checked = check_drafter(lambda: MTP(num_draft_tokens=3), kernels, folder_of(kind))
     told = f"{checked.runs} runs the same, {checked.accepted} of {checked.proposed} drafts accepted"
     record_property("shown", f"MTP on {kind}, {kernels}: {told}")
@@ -48,10 +46,9 @@ def kinds_of(weight: Weight) -> set[int]:
     return {kind for kind, _, _ in weight.data.segments}
 
 
+@needs_native
 @pytest.mark.parametrize("target", [None, "int8", "int4"])
 def test_target_and_module_are_packed_independently(target: str | None) -> None:
-    if library() is None:
-        pytest.skip("the native kernels are not built here")
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     texts, module, model = [], [], []
     for packing in ("plain", "none", "int8", "int4"):

@@ -16,7 +16,6 @@ from paceline import LLM, MTP, SamplingParams
 from paceline.cli import app
 from paceline.drafters.formats import find_held
 from paceline.errors import CheckpointError
-from paceline.kernels.cpu.library import library
 from paceline.models.fp8 import dequantise
 from paceline.testing import prompts
 from tests.drafters.equations import Spy
@@ -36,6 +35,7 @@ from tests.drafters.mtp_models import (
 from tests.drafters.tiny_mtp import write_mimo
 from tests.drafters.tiny_readers import write
 from tests.fakes import tiny_model
+from tests.native import EXACT
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -45,14 +45,12 @@ def run(target: Any, drafter: Any, **options: Any) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in LLM(target, drafter, **given).generate(prompts(3), GREEDY)]
 
 
-@pytest.mark.parametrize("kernels", ["torch", "reference", "native"])
+@pytest.mark.parametrize("kernels", ["torch", *EXACT])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_module_in_turn_drafts_what_transformers_modules_draft(
     kind: str, count: int, kernels: str, tmp_path: Path
 ) -> None:
-    if kernels == "native" and library() is None:
-        pytest.skip("the native kernels are not built here")
     spy = Spy(MTP(quantization="none"))
     folder = write_whole(tmp_path, kind, count)
     assert run(folder, spy, kernels=kernels) == run(folder, None, kernels=kernels)

@@ -6,7 +6,6 @@ read from disk. What was learned goes back to disk in the published layout, and 
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,54 +16,25 @@ from torch import Tensor
 
 from paceline import LLM, Medusa, MLPSpeculator
 from paceline.kernels.training import Sequences, run_dense, weights_of
-from tests.drafters.tiny_heads import generate, write
+from tests.drafters.lessons import LENGTH, accepted, calmed, descend, lessons_of
+from tests.drafters.tiny_heads import write
 from tests.drafters.tiny_medusa import ORIGINAL, MedusaWeights, medusa_weights, original_names
 from tests.drafters.tiny_mlp import mlp_config, mlp_weights
-from tests.fakes import VOCAB, tiny_model
-
-LENGTH, COUNT = 28, 48  # of the texts that are learned
-STEPS = 120
-PROMPTS = [[(11 * i + 5 * n + 2) % VOCAB for i in range(5)] for n in range(4)]
+from tests.fakes import tiny_model
 
 
 @functools.cache
 def calm_model() -> Any:
-    """The tiny target with quiet layers: what it says depends on the last few tokens, so it can be learned."""
-    model = copy.deepcopy(tiny_model())
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight *= 0.02
-            layer.mlp.down_proj.weight *= 0.02
-    return model
+    return calmed(tiny_model())
 
 
 @functools.cache
 def lessons() -> tuple[Tensor, Tensor]:
-    """[COUNT, LENGTH] texts it says, sampled, and its final states there."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, VOCAB, (COUNT, 4), generator=generator)
-    with torch.no_grad():
-        while ids.shape[1] < LENGTH:
-            logits = calm_model()(ids).logits[:, -1]
-            ids = torch.cat([ids, torch.softmax(logits / 0.3, 1).multinomial(1, generator=generator)], dim=1)
-        states = calm_model()(ids, output_hidden_states=True).hidden_states[-1]
-    return ids, states
+    return lessons_of(calm_model())
 
 
 def calm_llm(drafter: Any) -> LLM:
     return LLM(calm_model(), drafter, kernels="torch", max_model_len=200, device="cpu")
-
-
-def descend(weights: list[Tensor], loss_of: Any) -> float:
-    for weight in weights:
-        weight.requires_grad_()
-    optimizer = torch.optim.Adam(weights, lr=0.01)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = loss_of()
-        loss.backward()
-        optimizer.step()
-    return float(loss.detach())
 
 
 def logits_of(network: Any, states: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -74,13 +44,8 @@ def logits_of(network: Any, states: Tensor, ids: Tensor | None) -> tuple[Tensor,
     return final, final @ network.head.data.T
 
 
-def accepted(drafter: Any) -> list[float]:
-    """Shares of drafts that are accepted, by position."""
-    outputs = generate(calm_llm(drafter), PROMPTS, max_tokens=40, temperature=0.3, seed=2)
-    totals = [
-        [sum(part) for part in zip(*(getattr(o.stats, name) for o in outputs))] for name in ("accepted", "proposed")
-    ]
-    return [hit / all_ for hit, all_ in zip(*totals)]
+def accepted_of(drafter: Any) -> list[float]:
+    return accepted(calm_llm(drafter))
 
 
 def shown(shares: list[float]) -> str:
@@ -108,12 +73,12 @@ def train_medusa() -> MedusaWeights:
 def test_medusa_heads_learn_the_tokens_ahead(record_property: Callable[[str, object], None]) -> None:
     trained = train_medusa()
     path = write(ORIGINAL, original_names(trained), "medusa_lm_head.pt")
-    shares = accepted(Medusa(path))
+    shares = accepted_of(Medusa(path))
     late = MedusaWeights(trained.blocks[1:] + trained.blocks[:1], trained.outs[1:] + trained.outs[:1])
-    shifted = accepted(Medusa(write(ORIGINAL, original_names(late), "medusa_lm_head.pt")))
+    shifted = accepted_of(Medusa(write(ORIGINAL, original_names(late), "medusa_lm_head.pt")))
     record_property("shown", f"trained Medusa: {shown(shares)}; its heads one place late: {shown(shifted)}")
     assert shares[0] > 0.3 and shifted[0] < 0.15, (shares, shifted)
-    assert sum(accepted(Medusa(path, tree=[(0,), (1,), (2,), (0, 0), (1, 0)]))) > sum(shares[:2])
+    assert sum(accepted_of(Medusa(path, tree=[(0,), (1,), (2,), (0, 0), (1, 0)]))) > sum(shares[:2])
 
 
 def train_mlp() -> dict[str, Tensor]:
@@ -144,12 +109,12 @@ def train_mlp() -> dict[str, Tensor]:
 def test_an_mlp_speculator_learns_the_tokens_ahead(record_property: Callable[[str, object], None]) -> None:
     trained = train_mlp()
     path = write(mlp_config(scaled=True), trained)
-    shares = accepted(MLPSpeculator(path))
+    shares = accepted_of(MLPSpeculator(path))
     order = {"0": "1", "1": "2", "2": "1"}  # heads of a step too late
     late = {
         n: trained[f"speculator.head.{order[n.split('.')[2]]}.weight"] if "head" in n else t for n, t in trained.items()
     }
-    shifted = accepted(MLPSpeculator(write(mlp_config(scaled=True), late)))
+    shifted = accepted_of(MLPSpeculator(write(mlp_config(scaled=True), late)))
     record_property("shown", f"trained MLP speculator: {shown(shares)}; its heads one step late: {shown(shifted)}")
     assert shares[0] > 0.4 and shifted[0] < 0.15, (shares, shifted)
-    assert sum(accepted(MLPSpeculator(path, tree=True))) > sum(shares)
+    assert sum(accepted_of(MLPSpeculator(path, tree=True))) > sum(shares)

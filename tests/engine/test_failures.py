@@ -101,6 +101,8 @@ def test_an_interrupt_at_any_line_loses_nothing(first: int, name: str, behind: i
         assert all(len(output.provenance) == output.stats.tokens == MAX_TOKENS for output in done.values())
         assert llm.engine.table.num_free == llm.options.max_num_seqs
         llm._live.clear()
+        if not interrupt.fired:
+            break  # all lines of the answers were before it
     assert hits >= 5, "interrupts must hit something"
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from paceline import LLM, NGram
+from paceline import LLM, DraftModel, NGram
 from paceline.drafters.base import QuietDrafter
 from tests.drafters.contract import SETTINGS, plain, prompts
-from tests.fakes import check_books, tiny_llm
+from tests.fakes import check_books, tiny_llm, tiny_model
 
 PARAMS = SETTINGS["greedy"]
 
@@ -84,7 +84,7 @@ def test_who_waits_while_another_is_at_a_round_gets_what_that_brings(monkeypatch
 
 def test_another_drafter_is_there_at_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llm()
-    at_step(llm, 3, lambda: llm.set_drafter(NGram(4, min_match=1, max_match=3)), monkeypatch)
+    at_step(llm, 3, lambda: llm.set_drafter(DraftModel(tiny_model(), 3)), monkeypatch)
     (output,) = llm.generate([prompts(1)[0]], PARAMS)
     assert output.outputs[0].token_ids == plain(1, "greedy")[0]
     assert {entry.round for entry in output.outputs[0].provenance if entry.kind == "plain"} >= {0, 1, 2}

@@ -11,13 +11,14 @@ import pytest
 
 from paceline import LLM, DraftModel, EarlyExit, Lookahead, NGram, SamplingParams, Suffix
 from paceline.cache.pages import PagePool
-from paceline.kernels.cpu.library import library
 from paceline.testing import BATCHES, SETTINGS, SITUATIONS, launch, prompts, set_apart, tokens_of
 from tests.drafters.contract import DRAFTERS
 from tests.engine.windows import KINDS, WIDTH, whole_llm, windowed_llm, windowed_model
 from tests.fakes import Hopeless, Oracle, Recorded, Replay, check_books
+from tests.native import EXACT, marked
+from tests.pairs import missing
 
-KERNELS = ("reference", "auto")
+KERNELS = ("reference", "native")
 GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 SMALL: dict[str, Any] = {"block_size": 4}
 
@@ -48,23 +49,25 @@ ANY: dict[str, Callable[[Recorded], Any]] = {
 OF_ITS_SHAPE = [name for name in DRAFTERS if name.startswith(("eagle", "hydra", "medusa", "pard", "dflash", "pair"))]
 
 
-def in_turn(names: Any) -> list[tuple[str, int, str, str, str]]:
-    """Each drafter in each situation, with models, batches and settings in turn."""
+def in_turn() -> list[tuple[str, int, str, str, str, str]]:
+    """Each drafter in each situation, with models, batches, settings and kernels in turn."""
     rows = []
-    for first, name in enumerate(names):
+    for first, name in enumerate(ANY):
         for second, situation in enumerate(SITUATIONS):
-            turn = first + second + first // 2
-            rows.append((name, BATCHES[(turn + second // 3) % 2], situation, list(SETTINGS)[turn % 3], KINDS[turn % 2]))
+            turn, setting = first + second + first // 2, list(SETTINGS)[(first + second) % 3]
+            row = (name, BATCHES[(turn + second // 3) % 2], situation, setting, KINDS[turn % 2], KERNELS[turn // 2 % 2])
+            rows.append(row)
     return rows
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("name, batch, situation, setting, kind", in_turn(ANY))
+def test_every_pair_is_run() -> None:
+    assert not missing(in_turn(), (ANY, BATCHES, SITUATIONS, SETTINGS, KINDS, KERNELS))
+
+
+@pytest.mark.parametrize("name, batch, situation, setting, kind, kernels", marked(in_turn()))
 def test_no_token_changes_when_pages_are_given_back(
     name: str, batch: int, situation: str, setting: str, kind: str, kernels: str
 ) -> None:
-    if kernels == "auto" and library() is None:
-        pytest.skip("the native kernels are not built here")
     drafter = ANY[name](known(kind, kernels, batch, setting))
     llm = windowed_llm(kind, drafter, **{**SITUATIONS[situation], "kernels": kernels})
     assert tokens_of(llm, batch, setting) == plain(kind, kernels, batch, setting)
@@ -127,7 +130,7 @@ def test_a_long_text_holds_only_the_pages_its_window_shows(kind: str, behind: in
     assert most <= (WIDTH + rows) // 4 + 2
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", EXACT)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prefix_is_found_after_its_first_pages_were_given_back(kind: str, kernels: str) -> None:
     llm = windowed_llm(kind, kernels=kernels, **SMALL)
@@ -168,7 +171,7 @@ def test_a_hit_is_as_long_as_what_its_window_would_show_is_there(kind: str) -> N
 
 
 @pytest.mark.parametrize("behind", [None, 1])
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", EXACT)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_early_exit_after_the_last_layer_is_always_right(kind: str, kernels: str, behind: int | None) -> None:
     """So it sees what the target sees, under the same pages."""

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from paceline.kernels import select
 from paceline.kernels.chain import Chain, Feeding, Link
-from paceline.kernels.cpu.library import library
 from paceline.kernels.cpu.native import NativeOps
 from paceline.kernels.ops import Forward, Weight
 from tests.kernels.tiny import CPU
+from tests.native import needs_native
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels are not built here")
+pytestmark = needs_native
 
 VOCAB, WIDTH, ROWS = 20, 32, 2
 
@@ -56,11 +56,22 @@ def make() -> tuple[NativeOps, Chain, Step]:
 def test_a_chain_is_drawn_and_another_dtype_of_what_it_starts_from_is_no_other_memory() -> None:
     ops, chain, _ = make()
     assert chain.finals is not None
+    doubled = {"states": chain.named["states"].double()}  # a state may be written over
     drawn = ops.chain(chain, ())
     assert drawn.tokens.shape == (ROWS, 3) and drawn.counts.tolist() == [3, 3]
     wide = Feeding(*chain.feeding[:4], torch.zeros(1, ROWS + 1).long().T, 64)  # laid out column by column
-    other = replace(chain, finals=chain.finals.double(), named={"states": chain.named["states"].double()}, feeding=wide)
+    other = replace(chain, finals=chain.finals.double(), named=doubled, feeding=wide)
     assert ops.chain(other, ()).tokens.tolist() == drawn.tokens.tolist()
+
+
+def test_nobody_gets_more_drafts_than_it_may_have_and_links_are_told_apart() -> None:
+    ops, chain, _ = make()
+    whole = ops.chain(chain, ())
+    most = torch.tensor([2, 0])
+    cut = ops.chain(replace(make()[1], links=chain.links, feeding=chain.feeding._replace(most=most)), ())
+    assert cut.counts.tolist() == [2, 0] and cut.tokens[0, :2].tolist() == whole.tokens[0, :2].tolist()
+    short = ops.chain(replace(make()[1], links=chain.links[:2]), ())
+    assert short.counts.tolist() == [2, 2] and short.tokens.tolist() == whole.tokens[:, :2].tolist()
 
 
 def test_chains_that_do_not_fit_are_refused_before_the_library_reads_them() -> None:
@@ -72,7 +83,7 @@ def test_chains_that_do_not_fit_are_refused_before_the_library_reads_them() -> N
     for changed, message in (
         (replace(chain, finals=None), "a chain needs `newest`, or `finals`"),
         (replace(chain, links=links[1:]), "a chain needs `newest`, or `finals`"),
-        (replace(chain, links=[*links, links[0]]), "all others have one"),
+        (replace(chain, links=[*links, links[0]]), "have networks, all but the first"),
         (replace(chain, links=[Link(None, narrow), *links[1:]]), "head reads 16 values, but is given 32"),
         (replace(chain, links=[*links[:2], Link(step, narrow)]), "head reads 16 values, but is given 32"),
         (replace(chain, finals=some(ROWS, 16)), "head reads 32 values, but is given 16"),

@@ -10,28 +10,29 @@ from torch import Tensor
 
 from paceline.kernels.chain import Picking
 from paceline.kernels.cpu.chain import pick
-from paceline.kernels.cpu.library import library
 from paceline.sampling import noise
 from paceline.sampling.noise import Keys
 from paceline.sampling.verify import argmax
+from tests.native import needs_native
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels are not built here")
+pytestmark = needs_native
 
 KEYS = Keys(torch.tensor([3, 1 << 62, -5, 0]), torch.tensor([0, 1, 2, 0]))
 POSITIONS = torch.tensor([0, 7, 100_000, 1])
 TEMPERATURE = torch.tensor([0.8, 1.0, 2.5, 1.0])
-NOISY = torch.tensor([1, 1, 1, 0])
+GREEDY = torch.tensor([0, 0, 0, 1])
+SLOTS = torch.tensor([2, 0, 3, 1])  # whose columns the rows read
 
 
 def picking() -> Picking:
-    words = noise.row_words(KEYS, POSITIONS, noise.SAMPLE, None)
-    return Picking(TEMPERATURE, NOISY, *words, noise.tables(torch.device("cpu")))
+    by_slot = (column[SLOTS.argsort()] for column in (TEMPERATURE, GREEDY, KEYS.seeds, KEYS.samples))
+    return Picking(SLOTS, *by_slot, POSITIONS, noise.SAMPLE, None, noise.tables(torch.device("cpu")))
 
 
 def by_tensors(logits: Tensor) -> Tensor:
     values = noise._gumbel(KEYS, POSITIONS, noise.SAMPLE, logits.shape[1])
     processed = logits / TEMPERATURE[:, None]
-    return argmax(torch.where(NOISY[:, None] != 0, processed + values, processed))
+    return argmax(torch.where(GREEDY[:, None] == 0, processed + values, processed))
 
 
 @pytest.mark.parametrize("path", ["portable", "avx2", "avx512", "amx"])

@@ -95,7 +95,9 @@ def attention_batch(rng: np.random.Generator, with_first: bool, with_trees: bool
     # At most the first row's own position, so that every row sees something.
     first = torch.tensor([int(rng.integers(0, item.start + 1)) for item in work]) if with_first else None
     nodes = Nodes(proposal.tokens, proposal.sizes, proposal.paths() if with_trees else None)
-    return pack(work, table.slots, BLOCK_SIZE, nodes, first=first), table
+    batch = pack(work, table.slots, BLOCK_SIZE, nodes)
+    batch.layout.first = None if first is None else first[batch.places.owner]
+    return batch, table
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 64])

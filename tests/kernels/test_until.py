@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.kernels.cpu.library import library
 from paceline.models.batch import Work
 from tests.kernels.tiny import Table, load, make, tokens
+from tests.native import EXACT
 
 TEXT, BLOCK = 21, 6
 
@@ -25,12 +25,10 @@ def by_transformers(name: str, ids: list[int], first: int) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("kernels", ["reference", "torch", "native"])
+@pytest.mark.parametrize("kernels", ["torch", *EXACT])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 @pytest.mark.parametrize("first", [0, 3])
 def test_the_rows_of_a_block_see_one_another_and_the_text(name: str, kernels: str, first: int) -> None:
-    if kernels == "native" and library() is None:
-        pytest.skip("the native kernels are not built here")
     table, blocks = Table(load(name, kernels)), [tokens(TEXT + BLOCK, seed) for seed in (1, 2)]
     model, layers = table.loaded.model, table.cache.layers
     for slot, ids in enumerate(blocks):

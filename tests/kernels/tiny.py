@@ -212,7 +212,9 @@ class Table:
         if nodes is not None:
             drafted, paths = nodes
             given = Nodes(drafted, torch.tensor([item.num_nodes for item in work[: len(drafted)]]), paths)
-        return pack(work, self.slots, self.block_size, given, first=first)
+        batch = pack(work, self.slots, self.block_size, given)
+        batch.layout.first = None if first is None else first[batch.places.owner]
+        return batch
 
     def one_by_one(self, slot: int, start: int, stop: int) -> Tensor:
         """Final states of positions start … stop-1, a row at a time."""

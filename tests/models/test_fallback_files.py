@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,11 @@ def make_llama(drafter: Any = None, **options: Any) -> LLM:
     return LLM(tiny_model(), drafter=drafter, **given)
 
 
+@functools.cache
+def plain_llama() -> list[list[int]]:
+    return tokens_of(make_llama(), 3, "seeded")
+
+
 HEADS = ("medusa_tree", "mlp_speculator", "hydra", "hydra_prefix_tree", "eagle", "eagle_dynamic", "eagle3", "dflash")
 OTHERS = ("suffix_tree", "lookahead", "pard", "first_of", "draft_is_target")
 ACCEPTED = (
@@ -197,7 +203,7 @@ ACCEPTED = (
 
 @pytest.mark.parametrize("name", [*HEADS, *OTHERS])
 def test_heads_and_drafters_of_their_own_draft_for_it(name: str) -> None:
-    wanted = tokens_of(make_llama(), 3, "seeded")
+    wanted = plain_llama()
     known = {tuple(prompt): prompt + said for prompt, said in zip(prompts(3), wanted)}
     llm = make_llama(contract.DRAFTERS[name](known))
     assert tokens_of(llm, 3, "seeded") == wanted

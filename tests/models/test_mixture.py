@@ -22,32 +22,18 @@ from paceline.models.mixture import Layer, MixtureLlama
 from paceline.models.sources import half_split_order
 from tests.kernels.tiny import write_mixed
 from tests.models.folders import configure, refuse, rewrite
-from tests.models.gguf_files import finish, write
+from tests.models.gguf_files import SHAPE, finish, write
 from tests.models.running import CPU, run
+from tests.native import needs_native
 from tests.sentences import assert_sentence
 
 IDS = list(range(2, 42))
-SHAPE: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 96,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,
-}
 CONFIGS = {
     "mixtral": transformers.MixtralConfig(**SHAPE, num_local_experts=4),
     "qwen3_moe": transformers.Qwen3MoeConfig(**SHAPE, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32),
 }
+pytestmark = needs_native
 GGUF = {"mixtral": "mixtral", "qwen3_moe": "qwen3moe"}
-
-
-@pytest.fixture(autouse=True)
-def built() -> None:
-    if library() is None:
-        pytest.skip("the native kernels are not built here")
 
 
 def make(name: str) -> Any:

@@ -21,6 +21,7 @@ from paceline.drafters.draft_model import DraftModel
 from paceline.engine import engine
 from paceline.engine.context import DraftContext
 from paceline.engine.sequence import Sequence
+from paceline.kernels.chain import Picking
 from paceline.sampling import noise, processors, rules
 from paceline.sampling.noise import Keys
 from paceline.sampling.state import Rows, SamplerState
@@ -45,12 +46,16 @@ def assert_caught(plant: Callable[[Patch], None], check: Callable[[], object]) -
 
 
 def one_noise_for_all_positions(patch: Patch) -> None:
-    real = noise.row_words
+    real, library_picks = noise.row_words, SamplerState.picking
 
     def stuck(keys: Keys, positions: Tensor, stream: int, extra: Tensor | None) -> tuple[Tensor, Tensor]:
         return real(keys, torch.zeros_like(positions), stream, extra)
 
+    def picking(self: SamplerState, slots: Tensor, positions: Tensor, *more: Any) -> Picking:
+        return library_picks(self, slots, torch.zeros_like(positions), *more)
+
     patch.setattr(noise, "row_words", stuck)
+    patch.setattr(SamplerState, "picking", picking)
 
 
 def accept_stream_is_the_sample_stream(patch: Patch) -> None:

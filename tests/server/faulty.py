@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline import LLM
 from paceline.engine.update import Update
-from tests.server.serving import build
+from tests.server.building import build
 
 POISON = 77  # a token; whoever sends it as a prompt makes the next step fail
 

@@ -16,10 +16,10 @@ import httpx
 import openai
 import uvicorn
 
-from paceline import LLM
 from paceline.server.app import Server, Settings, create
 from paceline.server.engine import EngineProcess
 from paceline.server.guards import Impatient
+from tests.server.building import build
 
 NAME = "tiny"
 PATIENCE = 180.0  # seconds; nothing that works takes so long
@@ -62,14 +62,6 @@ def until(holds: Callable[[], Any], what: str) -> None:
     while not holds():
         assert time.monotonic() < end, f"it did not come to be: {what}"
         time.sleep(0.01)
-
-
-def build(folder: str, drafter: Any, options: dict[str, Any]) -> LLM:
-    """In the engine's process."""
-    import torch
-
-    torch.set_num_threads(1)
-    return LLM(folder, drafter, device="cpu", **options)
 
 
 @contextlib.contextmanager

@@ -14,11 +14,13 @@ import contextlib
 import json
 import os
 import random
+import shlex
+import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +28,7 @@ from typing import Any
 
 import httpx
 
+from paceline.bench import results
 from tests.server.fuzzing import fuzzed, is_right
 
 WORDS = (
@@ -276,49 +279,65 @@ def main() -> None:
     parser.add_argument("--drafter", default="ngram")
     parser.add_argument("--rounds", type=int, default=5, help="of the comparison with the engine alone")
     parser.add_argument("--tokens", type=int, default=48, help="of an answer there")
+    parser.add_argument("--output", type=Path, help="write all figures to this file, as JSON")
     given = parser.parse_args()
+    figures: dict[str, Any] = {}
     if given.requests:
-        from tests.cli.checkpoints import write_checkpoint
-
-        with TemporaryDirectory() as folder, program(str(write_checkpoint(Path(folder) / "tiny"))) as tiny:
-            begun = time.monotonic()
-            statuses = asyncio.run(fuzz(tiny.port, given.requests))
-            check_idle(tiny)
-            print(
-                f"fuzz: {given.requests} requests in {time.monotonic() - begun:.0f} s, {dict(sorted(statuses.items()))}"
-            )
+        figures["fuzz"] = run_fuzz(given.requests)
     flags = ["--max-num-seqs", "64", *(["--drafter", given.drafter] if given.drafter else [])]
     if given.minutes:
         with program(given.model, *flags, *POOL) as served:
-            print_load(served, given)
+            figures["load"] = run_load(served, given)
     if given.rounds:
         with program(given.model, *flags, "--no-prefix-caching") as served:
-            before = served.seconds()
-            rates = compare(served.port, given.model, given.drafter, work(64, given.tokens), given.rounds)
-            spent = {name: round(value - before[name], 1) for name, value in served.seconds().items()}
-        best = {name: max(listed) for name, listed in rates.items()}
-        print("throughput, tokens/s:", {name: [round(rate, 1) for rate in listed] for name, listed in rates.items()})
-        shares = {name: round(best[name] / best["offline"], 3) for name in ("whole", "streamed")}
-        print("of the engine alone, best of each:", shares, "processor seconds:", spent)
+            figures["throughput"] = run_throughput(served, given)
+    if given.output is not None:
+        command = shlex.join(["python", "-m", "tests.server.soak", *sys.argv[1:]])
+        results.write(given.output, {**results.head("soak", command, vars(given), False), **figures})
 
 
-def print_load(served: Program, given: argparse.Namespace) -> None:
+def run_fuzz(requests: int) -> dict[str, Any]:
+    from tests.cli.checkpoints import write_checkpoint
+
+    with TemporaryDirectory() as folder, program(str(write_checkpoint(Path(folder) / "tiny"))) as tiny:
+        begun = time.monotonic()
+        statuses = dict(sorted(asyncio.run(fuzz(tiny.port, requests)).items()))
+        check_idle(tiny)
+        seconds = time.monotonic() - begun
+    print(f"fuzz: {requests} requests in {seconds:.0f} s, {statuses}")
+    return {"requests": requests, "seconds": seconds, "statuses": statuses}
+
+
+def run_load(served: Program, given: argparse.Namespace) -> dict[str, Any]:
     seconds = given.minutes * 60
     warm = asyncio.run(load(served.port, seconds * 2 / 5, given.streams, given.longest))
     before = served.memory()
     told = asyncio.run(load(served.port, seconds * 3 / 5, given.streams, given.longest))
     after = served.memory()
     check_idle(served)
+    counts = {name: getattr(warm, name) + getattr(told, name) for name in ("good", "cancelled", "bad", "later")}
     grown = {name: f"{before[name] // 1024} → {after[name] // 1024} MiB" for name in after}
-    print(
-        f"load: {given.streams} clients, {seconds:.0f} s: {warm.good + told.good} good, "
-        f"{warm.cancelled + told.cancelled} cancelled, {warm.bad + told.bad} bad, "
-        f"{warm.later + told.later} told to come again; memory {grown}"
-    )
+    print(f"load: {given.streams} clients, {seconds:.0f} s: {counts}; memory {grown}")
     failed = warm.failed + told.failed
     assert not failed, f"{len(failed)} failed: {failed[:3]}"
     for name in after:
         assert after[name] < before[name] * 1.1 + 20 * 1024, f"the {name}'s memory grew: {grown}"
+    return {"clients": given.streams, "seconds": seconds, **counts, "failed": 0, "kib_before": before, "kib": after}
+
+
+def run_throughput(served: Program, given: argparse.Namespace) -> dict[str, Any]:
+    before = served.seconds()
+    rates = compare(served.port, given.model, given.drafter, work(64, given.tokens), given.rounds)
+    spent = {name: round(value - before[name], 1) for name, value in served.seconds().items()}
+    print("throughput, tokens/s:", {name: [round(rate, 1) for rate in listed] for name, listed in rates.items()})
+    best, medians = shares(rates, max), shares(rates, statistics.median)
+    print("of the engine alone, best of each:", best, "medians:", medians, "processor seconds:", spent)
+    return {"tokens_per_second": rates, "of_best": best, "of_medians": medians, "processor_seconds": spent}
+
+
+def shares(rates: dict[str, list[float]], of: Callable[[list[float]], float]) -> dict[str, float]:
+    """What the server did of what the engine alone does."""
+    return {name: round(of(rates[name]) / of(rates["offline"]), 3) for name in ("whole", "streamed")}
 
 
 def check_idle(served: Program) -> None:

@@ -39,6 +39,9 @@ FLAGS: list[tuple[str, str, Any]] = [
     ("--host 0.0.0.0", "host", "0.0.0.0"),
     ("--port 9000", "port", 9000),
     ("--model there", "model", "there"),
+    ("there", "model", "there"),
+    ("there --model there", "model", "there"),
+    ("--drafter none there", "model", "there"),
     ("--served-model-name a", "served_model_name", ["a"]),
     ("--dtype float32", "dtype", "float32"),
     ("--seed 3", "seed", 3),
@@ -72,6 +75,12 @@ def test_the_flags_that_vllm_has_are_understood_in_both_spellings(
     ]
     found, said = chosen(monkeypatch, *words)
     assert found[name] == value and said == ""
+
+
+def test_two_models_are_one_too_many() -> None:
+    result = RUNNER.invoke(app, ["serve", "here", "--model", "there"])
+    assert result.exit_code == 2
+    assert "'here' and --model there were both given; name one model" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("flag", ["--use-v2-block-manager", "--enforce-eager"])

@@ -68,7 +68,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": [""]}, "bad_words"),
     ({"best_of": 3}, "best_of"),
     ({"suffix": "end"}, "suffix"),
-    ({"echo": True, "logprobs": 1}, "echo"),
+    ({"max_tokens": 0, "echo": True, "min_tokens": 3}, "min_tokens=3"),
     ({"prompt": []}, "0 prompts"),
     ({"prompt": ""}, "empty"),
     ({"prompt": [[5], []]}, "empty"),
@@ -117,7 +117,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"chat_template": "{% for i in range(10**9) %}x{% endfor %}"}, "chat_template"),
+    ({"chat_template": "{% for i in range(10**9) %}x{% endfor %}"}, "chat_template is the server's alone"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"functions": []}, "functions"),
 ]
@@ -131,7 +131,7 @@ def test_a_wrong_chat_is_a_400_that_names_it(served: Served, change: dict[str, A
 
 RAW: list[tuple[bytes, str]] = [
     (b"", "body"),
-    (b"{", "JSON"),
+    (b'{"prompt"', "the body is not JSON: Expecting ':' delimiter, at character 9"),
     (b"null", "body"),
     (b"[1, 2]", "body"),
     (b'"text"', "body"),
@@ -151,6 +151,12 @@ RAW: list[tuple[bytes, str]] = [
 @pytest.mark.parametrize(("body", "named"), RAW, ids=lambda value: str(value)[:40])
 def test_a_body_that_is_no_request_is_a_400(served: Served, body: bytes, named: str) -> None:
     refused(served.post("/v1/completions", content=body, headers=JSON), 400, named)
+
+
+def test_a_body_that_is_sent_as_a_form_is_told_how_to_be_sent(served: Served) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}  # what curl says by itself
+    wanted = "the body came as 'application/x-www-form-urlencoded'; send it as application/json"
+    refused(served.post("/v1/completions", content=json.dumps(BODY).encode(), headers=form), 400, wanted)
 
 
 def test_a_list_of_many_wrong_things_is_refused_at_once(served: Served) -> None:

@@ -109,6 +109,41 @@ def test_echo_puts_the_prompt_before_the_text(client: openai.OpenAI) -> None:
     assert whole(client.completions.create(**asked, echo=True, stream=True)) == PROMPT + text
 
 
+def test_echo_with_logprobs_tells_the_prompts_too(client: openai.OpenAI, llm: LLM) -> None:
+    """As evaluation harnesses ask: how likely is this text?"""
+    scored = llm.score(PROMPT)[0]
+    asked: dict[str, Any] = {"model": NAME, "prompt": PROMPT, "temperature": 0, "echo": True, "logprobs": 2}
+    alone = client.completions.create(**asked, max_tokens=0)
+    choice: Any = alone.choices[0]
+    told = choice.logprobs
+    assert (choice.text, choice.finish_reason) == (PROMPT, "length")
+    assert alone.usage is not None and alone.usage.completion_tokens == 0
+    assert told.tokens == [llm.tokenizer.decode([token]) for token in scored.token_ids]
+    assert told.token_logprobs[0] is None and told.top_logprobs[0] is None
+    assert told.token_logprobs[1:] == pytest.approx(scored.logprobs)
+    assert all(len(entry) in (2, 3) for entry in told.top_logprobs[1:])
+    assert told.text_offset[0] == 0 and told.text_offset == sorted(told.text_offset)
+    assert "prompt_logprobs" not in (choice.model_extra or {})  # vLLM's own field was not asked for
+
+    longer: Any = client.completions.create(**asked, max_tokens=4).choices[0]
+    count = len(scored.token_ids)
+    assert longer.logprobs.tokens[:count] == told.tokens and len(longer.logprobs.tokens) == count + 4
+    assert longer.text.startswith(PROMPT) and None not in longer.logprobs.token_logprobs[1:]
+    for most in (0, 4):
+        chunks = [one.choices[0] for one in client.completions.create(**asked, max_tokens=most, stream=True)]
+        assert [token for one in chunks if one.logprobs for token in one.logprobs.tokens or []] == (
+            longer.logprobs.tokens[: count + most]
+        )
+
+
+def test_an_echo_of_token_ids_needs_no_further_token(client: openai.OpenAI, llm: LLM) -> None:
+    ids = llm.tokenizer.encode(PROMPT)
+    asked: dict[str, Any] = {"model": NAME, "prompt": [ids, ids[:4]], "max_tokens": 0, "echo": True}
+    first, second = client.completions.create(**asked, stop=["e"]).choices
+    assert first.text == llm.tokenizer.decode(ids) and second.text == llm.tokenizer.decode(ids[:4])
+    assert first.logprobs is None and first.finish_reason == second.finish_reason == "length"
+
+
 def test_logprobs_of_a_completion_are_those_of_the_library(client: openai.OpenAI, llm: LLM) -> None:
     params = SamplingParams(max_tokens=10, seed=2, logprobs=3)
     expected = llm.generate(PROMPT, params)[0].outputs[0]

@@ -1,12 +1,9 @@
-"""The page at /, in a real Chromium, on a server of its own with a tiny model."""
+"""The page at /, in a real Chromium, on servers of its own with a tiny model."""
 
 from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
+from paceline import NGram
 from paceline.pieces import MEANINGS
 from paceline.server.app import PAGE
 from tests.cli.checkpoints import TEMPLATE, write_checkpoint
 from tests.server import browser
 from tests.server.browser import Browser
+from tests.server.serving import serving
 
 LENGTH = 40_000  # tokens the tiny model has room for: an answer that long does not end before it is stopped
 KEY = "a key of the tests"
@@ -28,39 +27,25 @@ TOKENS = "[...document.querySelectorAll('.words .token')].map((one) => [one.text
 
 
 @contextmanager
-def served(folder: Path, template: str | None, *words: str) -> Iterator[str]:
+def served(folder: Path, template: str | None, drafter: Any = None, **settings: Any) -> Iterator[str]:
     """The address of a server whose tiny model has a long context."""
     write_checkpoint(folder, template)
     config = folder / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": LENGTH}))
-    command = [sys.executable, "-m", "paceline.server", "--model", str(folder), "--port", "0"]
-    options = ("--served-model-name", "tiny", "--max-model-len", str(LENGTH), *words)
-    process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    said = ""
-    for line in process.stderr:
-        said += line
-        if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-            break
-    else:
-        raise AssertionError(f"the server did not start: {said}")
-    try:
-        yield found[0]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+    with serving(folder, drafter, settings, max_model_len=LENGTH) as found:
+        yield found.address
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served(tmp_path_factory.mktemp("page") / "chat", TEMPLATE, "--drafter", "ngram") as found:
+    with served(tmp_path_factory.mktemp("page") / "chat", TEMPLATE, NGram()) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """No template, no drafter, and a key."""
-    with served(tmp_path_factory.mktemp("page") / "bare", None, "--api-key", KEY) as found:
+    with served(tmp_path_factory.mktemp("page") / "bare", None, api_key=KEY) as found:
         yield found
 
 

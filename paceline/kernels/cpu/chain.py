@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.chain import Chain, Drafts, Link, Picking
-from paceline.kernels.cpu.library import BatchStruct, ChainStruct, LinkStruct, PickingStruct, library
+from paceline.kernels.cpu.library import BatchStruct, ChainStruct, KeysStruct, LinkStruct, PickingStruct, library
 from paceline.kernels.ops import Inputs
 
 if TYPE_CHECKING:
@@ -20,31 +20,59 @@ if TYPE_CHECKING:
     from paceline.kernels.cpu.recording import Recording
 
 
-_COLUMNS = (torch.float32, torch.int64, torch.int64, torch.int64, torch.float64, torch.float64)  # of a picking
+class Linked:
+    """Links as the library reads them, and the recordings of their networks. It trusts widths: they are compared here,
+    once."""
+
+    def __init__(self, chain: Chain, recordings: Sequence[Recording | None]) -> None:
+        self.links, self.state = chain.links, chain.state
+        self.runs = [recording for recording in recordings if recording is not None]
+        self.starts = recordings[0] is not None  # with a network
+        if None in recordings[1:]:
+            raise ValueError("a chain's links have networks, all but the first")
+        for recording, link in zip(recordings, chain.links):
+            _check_head(link, link.head.shape[1] if recording is None else recording.width)
+        for before, run in itertools.pairwise(self.runs):
+            wanted = dict(before.named)
+            if chain.state is not None:
+                wanted[chain.state[0]] = before.taps[chain.state[1]]
+            if list(run.named.items()) != list(wanted.items()) or run.bounds != before.bounds:
+                given = f"{wanted} {before.bounds}"
+                raise ValueError(f"a chain's network asks for {run.named} {run.bounds}; given: {given}")
+        self.array = (LinkStruct * len(recordings))(*map(_link, recordings, chain.links))
+
+    def fits(self, chain: Chain) -> bool:
+        """Whether they are this chain's."""
+        return self.links is chain.links and self.state == chain.state
 
 
-def draw(recordings: Sequence[Recording | None], chain: Chain, layers: Layers) -> Drafts:
-    """The recordings are those of the links."""
+def draw(linked: Linked, chain: Chain, layers: Layers) -> Drafts:
     found = library()
     assert found is not None
-    _check(recordings, chain)
+    if (chain.newest if linked.starts else chain.finals) is None:
+        raise ValueError("a chain needs `newest`, or `finals` where its first link has no network")
     feeding = chain.feeding
-    slots, starts, ends, first, table = (tensor.contiguous() for tensor in feeding[:5])
+    slots, starts, most, table = (
+        tensor.contiguous() for tensor in (feeding.slots, feeding.starts, feeding.most, feeding.page_table)
+    )
     batch = BatchStruct(len(slots))
-    batch.slots, batch.positions, batch.first = slots.data_ptr(), starts.data_ptr(), first.data_ptr()
+    batch.slots, batch.positions, batch.first = slots.data_ptr(), starts.data_ptr(), _address(feeding.first)
     batch.page_table, batch.table_width, batch.block_size = table.data_ptr(), table.shape[1], feeding.block_size
     batch.layers = layers.address
-    held = _give(batch, recordings, chain, slots)
-    tokens = torch.zeros((len(slots), len(chain.links)), dtype=torch.int64, device="cpu")
-    counts = torch.empty_like(slots)
-    links = (LinkStruct * len(recordings))(*map(_link, recordings, chain.links))
-    struct = ChainStruct(links, len(recordings), table.shape[0] - 1)
-    struct.ends, struct.least = ends.data_ptr(), chain.least
+    held = _give(batch, linked.runs, chain, slots)
+    tokens = torch.empty((len(slots), len(chain.links)), dtype=torch.int64, device="cpu")
+    counts = torch.empty(len(slots), dtype=torch.int64, device="cpu")
+    struct = ChainStruct(linked.array, len(chain.links), table.shape[0] - 1)
+    struct.most, struct.least = most.data_ptr(), chain.least
     struct.tokens, struct.counts = tokens.data_ptr(), counts.data_ptr()
-    for name, tensor in (("newest", chain.newest), ("ids", chain.ids), ("finals", chain.finals)):
+    for name, tensor in (("newest", chain.newest), ("ids", chain.ids)):
         if tensor is not None:
-            held.append((tensor.to(torch.float32) if name == "finals" else tensor).contiguous())
+            held.append(tensor.contiguous())
             setattr(struct, name, held[-1].data_ptr())
+    if chain.finals is not None:
+        _check_head(chain.links[0], chain.finals.shape[1])
+        held.append(chain.finals.to(torch.float32).contiguous())
+        struct.finals = held[-1].data_ptr()
     if isinstance(chain.picking, Picking):
         held.append(_picking(chain.picking))
         struct.picking = ctypes.addressof(held[-1])
@@ -52,27 +80,12 @@ def draw(recordings: Sequence[Recording | None], chain: Chain, layers: Layers) -
     return Drafts(tokens, counts)
 
 
-def _check(recordings: Sequence[Recording | None], chain: Chain) -> None:
-    """The library trusts widths: what each head reads is there, and each network gives the state the next one reads."""
-    first, *others = recordings
-    if (chain.finals if first is None else chain.newest) is None or None in others:
-        raise ValueError("a chain needs `newest`, or `finals` where its first link has no network; all others have one")
-    for recording, link in zip(recordings, chain.links):
-        width = recording.width if recording is not None else chain.finals.shape[1] if chain.finals is not None else 0
-        if width != link.head.shape[1]:
-            raise ValueError(f"a chain's head reads {link.head.shape[1]} values, but is given {width}")
-        bias, size = link.bias, link.head.shape[0]
-        if bias is not None and not (bias.shape == (size,) and bias.dtype == torch.float32 and bias.is_contiguous()):
-            raise ValueError(
-                f"a head of {size} logits needs a bias of as many, not {tuple(bias.shape)} of {bias.dtype}"
-            )
-    runs = [recording for recording in recordings if recording is not None]
-    for before, run in itertools.pairwise(runs):
-        wanted = dict(before.named)
-        if chain.state is not None:
-            wanted[chain.state[0]] = before.taps[chain.state[1]]
-        if list(run.named.items()) != list(wanted.items()) or run.bounds != before.bounds:
-            raise ValueError(f"a chain's network asks for {run.named} {run.bounds}; given: {wanted} {before.bounds}")
+def _check_head(link: Link, width: int) -> None:
+    size, bias = link.head.shape[0], link.bias
+    if width != link.head.shape[1]:
+        raise ValueError(f"a chain's head reads {link.head.shape[1]} values, but is given {width}")
+    if bias is not None and not (bias.shape == (size,) and bias.dtype == torch.float32 and bias.is_contiguous()):
+        raise ValueError(f"a head of {size} logits needs a bias of as many, not {tuple(bias.shape)} of {bias.dtype}")
 
 
 def _link(recording: Recording | None, link: Link) -> LinkStruct:
@@ -82,16 +95,18 @@ def _link(recording: Recording | None, link: Link) -> LinkStruct:
     return LinkStruct(ctypes.addressof(recording.program), recording.final, *head)
 
 
-def _give(batch: BatchStruct, recordings: Sequence[Recording | None], chain: Chain, slots: Tensor) -> list[Any]:
+def _give(batch: BatchStruct, runs: list[Recording], chain: Chain, slots: Tensor) -> list[Any]:
     """The networks' inputs: what is tapped goes where the states are read from. Answers what must be held."""
     named, held = dict(chain.named), list[Any]()
-    runs = [recording for recording in recordings if recording is not None]
     if chain.state is not None and runs:
         name, boundary = chain.state
         start, width = named[name], runs[0].taps[boundary]
-        rows, before = start.shape  # the first may read a wider state, or a narrower one, than all give
-        state = torch.empty(rows * max(before, width), dtype=torch.float32, device="cpu")
-        named[name] = state[: rows * before].view(rows, before).copy_(start)
+        rows, before = start.shape
+        state = start = start.to(torch.float32).contiguous()
+        if before < width:  # the first may read a narrower state than all give
+            state = torch.empty(rows * width, dtype=torch.float32, device="cpu")
+            start = state[: rows * before].view(rows, before).copy_(start)
+        named[name] = start
         wanted, _ = tap_places((boundary,), (width,))
         batch.taps, batch.tap_offsets = wanted.data_ptr(), wanted.data_ptr() + 8
         batch.num_taps, batch.tap_width, batch.tapped_out = 1, width, state.data_ptr()
@@ -120,9 +135,16 @@ def pick(logits: Tensor, picking: Picking) -> Tensor:
 
 def _picking(picking: Picking) -> PickingStruct:
     """Points at tensors that the caller holds."""
-    columns = (picking.temperature, picking.noisy, picking.first, picking.second, *picking.tables)
-    assert all(column.is_contiguous() and column.dtype == dtype for column, dtype in zip(columns, _COLUMNS))
-    return PickingStruct(*(column.data_ptr() for column in columns))
+    slots, temperature, greedy, seeds, samples, positions, stream, extra, tables = picking
+    columns = map(_address, (slots, seeds, samples, positions, extra))
+    keys = KeysStruct(*columns, *(_address(table, torch.float64) for table in tables), stream)
+    return PickingStruct(_address(temperature, torch.float32), _address(greedy), keys)
 
 
-__all__ = ["draw", "pick", "tap_places"]
+def _address(tensor: Tensor | None, dtype: torch.dtype = torch.int64) -> int | None:
+    """Where the library reads it: values of that dtype, one behind the other."""
+    assert tensor is None or (tensor.dtype == dtype and tensor.is_contiguous())
+    return None if tensor is None else tensor.data_ptr()
+
+
+__all__ = ["Linked", "draw", "pick", "tap_places"]

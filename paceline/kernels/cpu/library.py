@@ -93,8 +93,15 @@ class BatchStruct(Structure):
     ]
 
 
+class KeysStruct(Structure):
+    _fields_ = [
+        *((n, c_void_p) for n in ("slots", "seeds", "samples", "positions", "extra", "inverse", "logarithm")),
+        ("stream", c_int64),
+    ]
+
+
 class PickingStruct(Structure):
-    _fields_ = [(n, c_void_p) for n in ("temperature", "noisy", "first", "second", "inverse", "logarithm")]
+    _fields_ = [("temperature", c_void_p), ("greedy", c_void_p), ("keys", KeysStruct)]
 
 
 class LinkStruct(Structure):
@@ -105,7 +112,7 @@ class ChainStruct(Structure):
     _fields_ = [
         ("links", POINTER(LinkStruct)),
         *((n, c_int64) for n in ("steps", "null_slot")),
-        *((n, c_void_p) for n in ("newest", "ends", "ids", "finals", "picking")),
+        *((n, c_void_p) for n in ("newest", "most", "ids", "finals", "picking")),
         ("least", c_double),
         *((n, c_void_p) for n in ("tokens", "counts")),
     ]
@@ -125,7 +132,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "paceline_quantise": (None, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p]),
     "paceline_exp": (None, [c_void_p, c_int64, c_void_p]),
     "paceline_largest": (c_int64, [c_void_p, c_int64]),
-    "paceline_gumbel": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
+    "paceline_gumbel": (None, [POINTER(KeysStruct), c_int64, c_int64, c_void_p]),
     "paceline_embed": (None, [POINTER(WeightStruct), c_void_p, c_int64, c_void_p]),
     "paceline_linear": (None, [POINTER(WeightStruct), c_void_p, c_int64, c_void_p, c_void_p]),
     "paceline_keep": (None, [POINTER(Layer), c_int64, c_void_p, c_void_p, c_int64]),
@@ -138,8 +145,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 def agreement() -> str:
     """What the library must say too: names in their order, sizes of the structs, the rows that lie together."""
     names = [name.upper() for names in (OPERATIONS, KINDS, SOURCES, ACTIVATIONS) for name in names]
-    structs = (Segment, WeightStruct, Op, Buffer, Layer, Program, BatchStruct, PickingStruct, LinkStruct, ChainStruct)
-    return "".join(f"{word} " for word in (*names, *map(ctypes.sizeof, structs), TOGETHER))
+    structs = (Segment, WeightStruct, Op, Buffer, Layer, Program, BatchStruct)
+    drawing = (KeysStruct, PickingStruct, LinkStruct, ChainStruct)
+    return "".join(f"{word} " for word in (*names, *map(ctypes.sizeof, (*structs, *drawing)), TOGETHER))
 
 
 @functools.cache

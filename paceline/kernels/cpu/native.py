@@ -82,7 +82,7 @@ class Layers:
 
     def __init__(self, caches: Sequence[LayerCache]) -> None:
         self.caches = caches
-        self.fits: Recording | None = None  # the description they were last compared with
+        self.fits: set[Recording] = set()  # the descriptions they were compared with
         for layer in caches:
             if not _fits(layer):
                 raise ValueError(
@@ -102,7 +102,7 @@ class Layers:
                 raise ValueError(
                     f"cache layer {number} holds {_told(found)}, but the description looks at {_told(shapes)}"
                 )
-        self.fits = recording
+        self.fits.add(recording)
 
 
 def _fits(layer: LayerCache) -> bool:
@@ -140,6 +140,7 @@ class NativeOps:
         self._arena = Arena()
         self._recordings: weakref.WeakKeyDictionary[Any, Recording] = weakref.WeakKeyDictionary()
         self._layers: Layers | None = None
+        self._linked: chains.Linked | None = None
 
     def pack(
         self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device, exact: bool = False
@@ -214,7 +215,7 @@ class NativeOps:
         recording = self._recordings.get(model) or self._record(model)
         recording.check(inputs)
         layers = self._layers_of(caches)
-        if layers.fits is not recording:
+        if recording not in layers.fits:
             layers.check(recording)
         batch, held = _batch_of(inputs)
         if recording.asks:
@@ -230,13 +231,15 @@ class NativeOps:
         return hidden
 
     def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
-        layers, recordings = self._layers_of(caches), []
-        for network, *_ in chain.links:
-            recording = None if network is None else self._recordings.get(network) or self._record(network)
-            if recording is not None and layers.fits is not recording:
+        layers, linked = self._layers_of(caches), self._linked
+        if linked is None or not linked.fits(chain):
+            networks = [network for network, *_ in chain.links]
+            found = [None if one is None else self._recordings.get(one) or self._record(one) for one in networks]
+            linked = self._linked = chains.Linked(chain, found)
+        for recording in linked.runs:
+            if recording not in layers.fits:
                 layers.check(recording)
-            recordings.append(recording)
-        return chains.draw(recordings, chain, layers)
+        return chains.draw(linked, chain, layers)
 
     def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
         source, target = source.contiguous(), target.contiguous()
@@ -269,7 +272,7 @@ def _batch_of(inputs: Inputs) -> tuple[BatchStruct, list[Any]]:
         if (windowed := layout.windowed) is not None:
             tensors += [windowed.write, windowed.page_table]
     held = [None if tensor is None else tensor.contiguous() for tensor in tensors]
-    batch = BatchStruct(inputs.num_rows, *(None if tensor is None else tensor.data_ptr() for tensor in held))
+    batch = BatchStruct(inputs.num_rows, *[None if tensor is None else tensor.data_ptr() for tensor in held])
     if layout is not None:
         batch.path_width = 0 if layout.path is None else layout.path.shape[1]
         batch.table_width, batch.block_size = layout.page_table.shape[1], layout.block_size

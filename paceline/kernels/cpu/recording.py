@@ -236,6 +236,7 @@ class Recording:
         self.width, self.taps = final.width, recorder.taps
         self._held, self.named, self.bounds = recorder.held, recorder.named, recorder.bounds
         self.asks = bool(self.named or self.bounds)  # whether it has inputs by name
+        self._addresses = [ctypes.c_void_p * len(names) for names in (self.named, self.bounds)]
         self.looks = recorder.looks
         codes = {OPERATIONS[op["code"]] for op in recorder.ops}
         self._embeds, self._places = "embed" in codes, bool(codes & {"positions", "rope", "attention"})
@@ -257,8 +258,10 @@ class Recording:
         """The named inputs and the bounds it asks for, as arrays of addresses; what is answered must be held."""
         named = [inputs.find(name, width).to(torch.float32).contiguous() for name, width in self.named.items()]
         bounds = [inputs.find(name, None).contiguous() for name in self.bounds]
-        arrays = [(ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors)) for tensors in (named, bounds)]
-        batch.named, batch.bounds = (ctypes.addressof(array) for array in arrays)
+        arrays = [
+            kind(*[tensor.data_ptr() for tensor in tensors]) for kind, tensors in zip(self._addresses, (named, bounds))
+        ]
+        batch.named, batch.bounds = map(ctypes.addressof, arrays)
         return [named, bounds, arrays]
 
     @staticmethod

@@ -18,13 +18,13 @@ from paceline.kernels.ops import Inputs, LayerCache, Layout, Ops, Span
 from paceline.kernels.rounds import Keyed
 from paceline.kernels.triton import picking
 
-_POINTERS = ["keys", "names", "tokens", "places", "slots", "starts", "ends", "first", "pages", "out"]
+_POINTERS = ["keys", "names", "tokens", "places", "slots", "starts", "most", "first", "pages", "out"]
 _NUMBERS = ["parts", "step", "steps", "num_rows", "page_row", "null", "block_size"]
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
 def _link_kernel(
-    keys, names, tokens, places, slots, starts, ends, first, pages, out, parts, step, steps, num_rows, page_row, null,
+    keys, names, tokens, places, slots, starts, most, first, pages, out, parts, step, steps, num_rows, page_row, null,
     block_size, PARTS: tl.constexpr,
 ):  # fmt: skip
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
@@ -36,16 +36,19 @@ def _link_kernel(
     if places is not None:
         tl.store(places + row, place)
     if out is not None:
-        line = tl.load(starts + row) + step
-        real = line < tl.load(ends + row)
-        slot, line = tl.where(real, tl.load(slots + row), null), tl.where(real, line, 0)
+        real = step + 1 < tl.load(most + row)
+        slot = tl.where(real, tl.load(slots + row), null)
+        line = tl.where(real, tl.load(starts + row) + step, 0)
+        lowest = line * 0
+        if first is not None:
+            lowest = tl.where(real, tl.load(first + slot), 0)
         page = tl.load(pages + slot * page_row + line // block_size)
         tl.store(out + row, token)
         tl.store(out + num_rows + row, slot)
         tl.store(out + 2 * num_rows + row, line)
         tl.store(out + 3 * num_rows + row, tl.where(real, line, 1))
         tl.store(out + 4 * num_rows + row, page * block_size + line % block_size)
-        tl.store(out + 5 * num_rows + row, tl.where(real, tl.load(first + row), 0))
+        tl.store(out + 5 * num_rows + row, lowest)
 
 
 def draw(ops: Ops, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
@@ -68,7 +71,7 @@ def draw(ops: Ops, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
         fed = _pick(chain, step, logits, tokens, chosen, named)
         if chosen is not None:
             own.append(_chance(chain, logits, chosen))
-    counts = _likely(own, chain.least) if own else _all(len(tokens), steps, tokens.device)
+    counts = torch.minimum(feeding.most, _likely(own, chain.least)) if own else feeding.most.clamp(max=steps)
     return Drafts(tokens, counts)
 
 
@@ -110,12 +113,6 @@ def _layout(feeding: Feeding, out: Tensor) -> Layout:
 @functools.lru_cache(maxsize=64)
 def _grid(rows: int, device: torch.device) -> Tensor:
     return torch.arange(rows, device=device)[:, None]
-
-
-@functools.lru_cache(maxsize=64)
-def _all(rows: int, steps: int, device: torch.device) -> Tensor:
-    """[B] so many; nobody writes into it."""
-    return torch.full((rows,), steps, device=device)
 
 
 def _chance(chain: Chain, logits: Tensor, chosen: Tensor) -> Tensor:

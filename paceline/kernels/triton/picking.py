@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.chain import Picking
 from paceline.kernels.rounds import Keyed
 
 BLOCK = 1024  # logits of a program
@@ -76,20 +75,6 @@ def _best_kernel(logits, keys, vocabulary, stride, BLOCK: tl.constexpr):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = part * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(logits + row * stride + ids, ids < vocabulary, -float("inf")).to(tl.float32)
-    tl.store(keys + row * tl.num_programs(1) + part, _greatest(values, ids))
-
-
-@triton.jit(do_not_specialize=["vocabulary", "stride"])
-def _pick_kernel(
-    logits, keys, temperature, noisy, first, second, inverse, logarithm, vocabulary, stride, BLOCK: tl.constexpr
-):
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    ids = part * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(logits + row * stride + ids, ids < vocabulary, -float("inf")).to(tl.float32)
-    values = tl.div_rn(values, tl.load(temperature + row))
-    if tl.load(noisy + row) != 0:
-        words = tl.load(first + row).to(tl.uint32), tl.load(second + row).to(tl.uint32)
-        values += _gumbel(words[0], words[1], ids, inverse, logarithm)
     tl.store(keys + row * tl.num_programs(1) + part, _greatest(values, ids))
 
 
@@ -176,16 +161,6 @@ def best_keys(values: Tensor) -> Tensor:
     values, keys = _prepare(values)
     _best_kernel[keys.shape](values, keys, values.shape[1], values.stride(0), BLOCK=BLOCK)
     return keys
-
-
-def pick(logits: Tensor, picking: Picking) -> Tensor:
-    """[R, V] → [R] tokens; -1 where none can be picked."""
-    logits, keys = _prepare(logits)
-    columns = (picking.temperature, picking.noisy, picking.first, picking.second, *picking.tables)
-    _pick_kernel[keys.shape](
-        logits, keys, *columns, logits.shape[1], logits.stride(0), BLOCK=BLOCK, enable_fp_fusion=False
-    )
-    return decide(keys)
 
 
 def sample(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.kernels.chain import Picking
 from paceline.kernels.rounds import Keyed
 from paceline.sampling import noise
 from paceline.sampling.noise import Keys
@@ -69,17 +68,6 @@ def test_a_drafter_that_knows_some_tokens_samples_with_the_noise_of_those(device
     wide = torch.full((len(logits), 300), -INF).index_copy_(1, known, logits)
     found = sample(logits.to(device), PLACES.to(device), POSITIONS.to(device), keyed(device, noise.SAMPLE, None, known))
     assert found.tolist() == by_tensors(wide, noise.SAMPLE, None).tolist()
-
-
-def test_picks_are_those_of_tensor_operations(device: torch.device) -> None:
-    from paceline.kernels.triton.picking import pick
-
-    seeds, samples, greedy = SLOTS[PLACES].unbind(1)
-    words = noise.row_words(Keys(seeds, samples), POSITIONS + 1, noise.SAMPLE, None)
-    columns = [column.to(device) for column in (WARMTH[PLACES], 1 - greedy, *words)]
-    picking = Picking(*columns, noise.tables(device))
-    logits = made(90, 1.0)
-    assert pick(logits.to(device), picking).tolist() == by_tensors(logits, noise.SAMPLE, None).tolist()
 
 
 def test_of_equals_the_lowest_is_best_and_of_nothing_none(device: torch.device) -> None:

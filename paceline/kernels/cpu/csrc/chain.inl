@@ -12,6 +12,7 @@ struct ChainRows {
         int64_t* at = places.data();
         for (int64_t** part : {&ids, &slots, &positions, &first, &write, &rows}) { *part = at; at += batch.rows; }
         for (int64_t r = 0; r < batch.rows; ++r) { ids[r] = chain.newest ? chain.newest[r] : 0; rows[r] = r; chain.counts[r] = 0; }
+        std::fill_n(chain.tokens, batch.rows * chain.steps, 0);
     }
     void lend(Batch& batch) const {
         batch.ids = ids; batch.slots = slots; batch.positions = positions; batch.first = first; batch.write = write;
@@ -23,15 +24,15 @@ struct ChainRows {
         bool any = false;
         for (int64_t r = 0; r < given.rows; ++r) {
             const int64_t picked = std::max<int64_t>(0, ids[r]);
-            if (chain.least > 0) chances[r] *= chance(logits + r * vocabulary, vocabulary, picked, chain.picking ? chain.picking->temperature[r] : 1, space.data());
-            const bool drafted = chain.counts[r] == step && !(chances[r] < chain.least);
+            if (chain.least > 0) chances[r] *= chance(logits + r * vocabulary, vocabulary, picked, chain.picking ? chain.picking->divisor(r) : 1, space.data());
+            const bool drafted = chain.counts[r] == step && step < chain.most[r] && !(chances[r] < chain.least);
             chain.counts[r] += drafted;
             ids[r] = chain.ids ? chain.ids[picked] : picked;
             chain.tokens[r * chain.steps + step] = ids[r];
-            const bool on = drafted && given.positions[r] + step < chain.ends[r];
+            const bool on = drafted && step + 1 < chain.most[r];
             slots[r] = on ? given.slots[r] : chain.null_slot;
             positions[r] = on ? given.positions[r] + step : 0;
-            first[r] = on && given.first ? given.first[r] : 0;
+            first[r] = on && given.first ? given.first[slots[r]] : 0;
             const int64_t size = given.block_size, page = given.page_table[slots[r] * given.table_width + positions[r] / size];
             write[r] = page * size + positions[r] % size;
             any = any || on;

@@ -197,7 +197,7 @@ const char* paceline_agreement() {
 #define WORD(name) #name " "
     static const std::string told = [] {
         std::string words = PACELINE_OPERATIONS(WORD) PACELINE_KINDS(WORD) PACELINE_SOURCES(WORD) PACELINE_ACTIVATIONS(WORD);
-        for (const size_t size : {sizeof(Segment), sizeof(Weight), sizeof(Op), sizeof(Buffer), sizeof(Layer), sizeof(Program), sizeof(Batch), sizeof(Picking), sizeof(Link), sizeof(Chain), size_t(LANES)})
+        for (const size_t size : {sizeof(Segment), sizeof(Weight), sizeof(Op), sizeof(Buffer), sizeof(Layer), sizeof(Program), sizeof(Batch), sizeof(Keys), sizeof(Picking), sizeof(Link), sizeof(Chain), size_t(LANES)})
             words += std::to_string(size) + " ";
         return words;
     }();
@@ -234,7 +234,7 @@ void paceline_exp(const float* x, int64_t n, float* out) { path().exponentials(x
 int64_t paceline_largest(const float* x, int64_t n) { return path().largest(x, n); }
 
 // Noise for `rows` keys over a vocabulary, shared out in pieces.
-void paceline_gumbel(const int64_t* first, const int64_t* second, int64_t rows, int64_t vocabulary, const double* inverse, const double* logarithm, float* out) {
+void paceline_gumbel(const Keys* keys, int64_t rows, int64_t vocabulary, float* out) {
     if (rows == 0) return;
     constexpr int64_t PIECE = 4096;
     const int64_t pieces = (vocabulary + PIECE - 1) / PIECE;
@@ -247,7 +247,7 @@ void paceline_gumbel(const int64_t* first, const int64_t* second, int64_t rows, 
         Run run{threads, s.scratch, s.local[thread], s.attention, s.pairs};
         run.each(counter, rows * pieces, [&](int64_t unit) {
             const int64_t r = unit / pieces, begin = unit % pieces * PIECE;
-            path().gumbel({uint32_t(first[r]), uint32_t(second[r]), inverse, logarithm}, begin, std::min(vocabulary, begin + PIECE), out + r * vocabulary);
+            path().gumbel(keys->noise(r, 0), begin, std::min(vocabulary, begin + PIECE), out + r * vocabulary);
         });
         threads.meet();
     });

@@ -135,6 +135,11 @@ struct Noise {  // a row's key, and the tables its logarithms are taken from
     uint32_t first, second;
     const double *inverse, *logarithm;
 };
+static inline uint32_t mixed(uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x7FEB352Du;
+    x = (x ^ (x >> 15)) * 0x846CA68Bu;
+    return x ^ (x >> 16);
+}
 
 // One instruction set's functions. All compute the same bits.
 struct Path {

@@ -38,10 +38,8 @@ struct Picker {
         run.each(counters[2], rows, [&](int64_t r) { if (noisy(r)) out[r] = path().largest(space + r * size, size); });
         run.pool.meet();
     }
-    bool noisy(int64_t r) const { return picking->noisy[r] && out[r] >= 0; }
+    bool noisy(int64_t r) const { return picking->noisy(r) && out[r] >= 0; }
     void disturb(int64_t r, int64_t begin, int64_t end) const {
-        const int64_t key = step * rows + r;
-        const Noise noise{uint32_t(picking->first[key]), uint32_t(picking->second[key]), picking->inverse, picking->logarithm};
-        path().disturb(logits + r * size, picking->temperature[r], noise, ids, out[r], begin, end, space + r * size);
+        path().disturb(logits + r * size, picking->divisor(r), picking->keys.noise(r, step), ids, out[r], begin, end, space + r * size);
     }
 };

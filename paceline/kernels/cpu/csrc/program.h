@@ -86,12 +86,33 @@ struct Batch {
     int64_t* best_out;          // [head rows] the lowest id of the largest logit; -1: none above -inf, or one is no number
 };
 
+// What the noise of each row is made from, as sampling/noise.py says. Columns hold a value for each slot.
+struct Keys {
+    const int64_t* slots;               // [rows] where in the columns each looks; nullptr: at its own number
+    const int64_t *seeds, *samples;     // columns
+    const int64_t *positions, *extra;   // [rows]; extra may be nullptr
+    const double *inverse, *logarithm;  // tables
+    int64_t stream;
+
+    int64_t place(int64_t row) const { return slots ? slots[row] : row; }
+    Noise noise(int64_t row, int64_t step) const {  // so many positions further
+        const int64_t seed = seeds[place(row)];
+        const int64_t parts[] = {seed, seed >> 32, samples[place(row)], positions[row] + step, stream, extra ? extra[row] : 0};
+        uint32_t words[] = {0x9E3779B9u, 0x3C6EF372u};
+        for (uint32_t& word : words)
+            for (uint32_t i = 0; i < (extra ? 6u : 5u); ++i) word = mixed((word ^ uint32_t(parts[i])) + (i + 1) * 0x85EBCA6Bu);
+        return {words[0], words[1], inverse, logarithm};
+    }
+};
+
 // How a token is picked from a row of logits: divided by its temperature, noise added where it has any, the likeliest.
 struct Picking {
-    const float* temperature;       // [rows]
-    const int64_t* noisy;           // [rows] 0: none
-    const int64_t *first, *second;  // [steps, rows] the words a row's noise is made from
-    const double *inverse, *logarithm;
+    const float* temperature;  // a column; nullptr: they have been divided
+    const int64_t* greedy;     // a column; not 0: without noise
+    Keys keys;                 // of a chain: those of the first draft
+
+    float divisor(int64_t row) const { return temperature ? temperature[keys.place(row)] : 1; }
+    bool noisy(int64_t row) const { return !greedy[keys.place(row)]; }
 };
 
 // How one draft of a chain comes about: a network run over the token before it (or none: what is picked from is there
@@ -104,12 +125,13 @@ struct Link {
 };
 
 // Drafts drawn one behind the other. Each is fed to the next link's network, beside what its row's last run tapped. The
-// batch says where each row's first draft is fed; what is tapped goes where the states are read from.
+// batch says where each row's first draft is fed, and by slot what a row sees first; what is tapped goes where the states
+// are read from.
 struct Chain {
     const Link* links;
     int64_t steps, null_slot;
     const int64_t* newest;   // [rows] what the first network is fed
-    const int64_t* ends;     // [rows] a draft at or beyond is fed to nobody
+    const int64_t* most;     // [rows] how many drafts each may have; the last is fed to nobody
     const int64_t* ids;      // [head rows] the token each logit stands for; nullptr: its own number
     const float* finals;     // [rows, H] what the first is picked from, if it has no network
     const Picking* picking;  // nullptr: the likeliest of all

@@ -418,12 +418,6 @@ void finish(const float* __restrict whole, int64_t width, float* __restrict out)
 }
 
 // Gumbel noise of one key: the arithmetic of sampling/noise.py, operation for operation.
-inline uint32_t mixed(uint32_t x) {
-    x = (x ^ (x >> 16)) * 0x7FEB352Du;
-    x = (x ^ (x >> 15)) * 0x846CA68Bu;
-    return x ^ (x >> 16);
-}
-
 inline double table_log(double x, const double* inverse, const double* logarithm) {
     const int64_t raw = std::bit_cast<int64_t>(x);
     const double exponent = double(int32_t((raw >> 52) - 1023));
