@@ -28,29 +28,12 @@ BLOCK = re.compile(r"(<!-- figures: ([\w.-]+) -->\n).*?(<!-- /figures -->)", re.
 COUNTS = re.compile(r"(<!-- counts: ([\w.-]+) -->\n).*?(<!-- /counts -->)", re.DOTALL)
 VERDICT = re.compile(r"(<!-- verdict: ([\w.-]+)(?: (\w+))? -->\n).*?(<!-- /verdict -->)", re.DOTALL)
 MISSING = "*not measured yet*"
-RUNS = {
-    "dtype": "{dtype}",
-    "sampling": "{setting}",
-    "drafter": "{drafter}",
-    "tokens/s": "{tokens_per_second:.0f}",
-    "tokens per forward": "{tokens_per_forward:.2f}",
-    "same text as plain": "{identical_to_plain} of {prompts}",
-}
 HOST = {
     "drafter": "{drafter}",
     "temperature": "{temperature:g}",
     "sequences": "{sequences}",
     "ms a round": "{step_ms:.1f}",
     "µs a token": "{token_us:.0f}",
-}
-CAPTURED = {
-    "drafter": "{drafter}",
-    "sequences": "{batch}",
-    "temperature": "{temperature:g}",
-    "rounds equal": "{rounds_equal} of {rounds}",
-    "tokens a round": "{tokens_per_round:.2f}",
-    "ms launched": "{launched_ms:.1f}",
-    "ms replayed": "{replayed_ms:.1f}",
 }
 ARITHMETIC = {"torch": "float32 (torch kernels)", "native": "packed (native kernels)"}
 
@@ -111,8 +94,6 @@ def render(name: str, results: Path = RESULTS) -> str:
         return render_gpu(data)
     if "variants" in data:
         return render_measured(_completed(data))
-    if "runs" in data:
-        return render_runs(data)
     if "rows" in data:
         return render_rows(data)
     if "figures" in data:
@@ -330,20 +311,8 @@ def _where(data: dict[str, Any]) -> str:
     return f"{told}; paceline {versions['paceline']}, torch {versions['torch']}; {data['date'][:10]}"
 
 
-def render_runs(data: dict[str, Any]) -> str:
-    """A run of several dtypes and drafters on a GPU."""
-    agrees = "the same bits as" if data["noise_agrees_with_cpu"] else "NOT the same bits as"
-    versions = data["versions"]
-    return (
-        f"{written(RUNS, data['runs'])}\n\n{data['machine']}; the noise has {agrees} on a CPU; "
-        f"paceline {versions['paceline']}, torch {versions['torch']}; {data['date']}."
-    )
-
-
 def render_rows(data: dict[str, Any]) -> str:
-    """What bench/host_overhead.py or bench/gpu_rounds.py wrote."""
-    if "replayed_ms" in data["rows"][0]:
-        return f"{written(CAPTURED, data['rows'])}\n\n{_where(data)}."
+    """What bench/host_overhead.py wrote."""
     rows = [{**row, "step_ms": row["step_us"] / 1000} for row in data["rows"]]
     return f"{written(HOST, rows)}\n\n{_where(data)}; median of {data['steps']} rounds."
 
