@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.cache.windowed import Windowed
 
 _LENGTH, _PROMPT, _LIMIT = range(3)
+FEW = 8  # slots that are appended to one by one
 SPREAD = 64  # so many nodes of a tree may lie behind a sequence's limit: beside one another they are no deeper than it
 
 
@@ -38,16 +39,9 @@ class Table:
 
     def write(self, row: int, start: int, values: Any) -> None:
         """Put `values` (a sequence of ints) at columns start … of a row, for both sides."""
-        self.learn(row, start, values)
+        self.host[row, start : start + len(values)] = values
         if self._apart:
             self._pending.append((row, start, start + len(values)))
-
-    def learn(self, row: int, start: int, values: Any) -> None:
-        """The same for the host alone: the device has them already."""
-        if len(values) == 1:
-            self.host[row, start] = values[0]
-        else:
-            self.host[row, start : start + len(values)] = values
 
     def flush(self) -> None:
         """Send what was written since the last flush; nothing to do where memory is shared."""
@@ -136,8 +130,20 @@ class Slots:
     def append(self, slot: int, tokens: list[int]) -> None:
         """What a round has decided, now that the host has read it. Where tables are apart the device knew before."""
         length = self.length(slot)
-        self.tokens.learn(slot, length, tokens)
+        self.tokens.host[slot, length : length + len(tokens)] = tokens
         self._counts.host[slot, _LENGTH] = length + len(tokens)
+
+    def append_all(self, slots: list[int], tokens: list[list[int]]) -> None:
+        """The same for slots that are all different."""
+        if len(slots) <= FEW:
+            for slot, new in zip(slots, tokens):
+                self.append(slot, new)
+            return
+        counts = np.array([len(new) for new in tokens])
+        known = self._counts.host[slots, _LENGTH]
+        place = np.arange(counts.sum()) + (known - counts.cumsum() + counts).repeat(counts)
+        self.tokens.host[np.repeat(slots, counts), place] = [token for new in tokens for token in new]
+        self._counts.host[slots, _LENGTH] = known + counts
 
     def commit(self, slots: Tensor, tokens: Tensor, counts: Tensor) -> None:
         """Append the first counts[b] of tokens [B, D] to slots [B], on the device, up to each sequence's limit."""

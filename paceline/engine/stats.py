@@ -25,9 +25,7 @@ class RoundRecord(NamedTuple):
     draft_seconds: float
     verify_seconds: float  # forward, pipeline and verdict
     rest_seconds: float  # scheduling, packing, committing, detokenising
-    nodes: int | None = (
-        None  # that each sequence might have; None: not a usual round of decoding alone
-    )
+    nodes: int | None = None  # that each sequence might have; None: not a usual round of decoding alone
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,6 +55,15 @@ class Words:
         return self._faults.get((len(output), hash(tuple(output)))) if self._faults else None
 
 
+class Kind(NamedTuple):
+    """What the pipeline does for a request, as a key."""
+
+    greedy: bool
+    stages: tuple[int, ...]  # numbers of `processors.STAGES`
+    top_k: int  # 0: none
+    tempered: bool  # temperature and noise at most come between the raw logits and the token
+
+
 class SamplerState:
     """Slot-resident parameters. `set` when a sequence takes its slot; nothing to undo when it leaves."""
 
@@ -67,13 +76,14 @@ class SamplerState:
         self.words = {table.null: Words([], [])}
         self.params = {table.null: SamplingParams(temperature=0)}
         self.picks = device.type == "cpu" and library() is not None  # the library can pick tokens
+        self.kinds = {table.null: Kind(True, (), 0, True)}
         self.tempered = {table.null}  # slots whose request needs temperature and noise at most
 
     def set(self, slot: int, params: SamplingParams, words: Words, seed: int, sample: int) -> None:
-        from paceline.sampling.processors import tempered  # which is written in terms of this state
+        from paceline.sampling.processors import kind_of  # which is written in terms of this state
 
-        self.params[slot], self.words[slot] = params, words
-        (self.tempered.add if tempered(params) else self.tempered.discard)(slot)
+        self.params[slot], self.words[slot], self.kinds[slot] = params, words, kind_of(params)
+        (self.tempered.add if self.kinds[slot].tempered else self.tempered.discard)(slot)
         greedy = params.greedy  # then nothing after the penalties may touch its rows
         floats = (1.0, 1.0, 0.0) if greedy else (params.temperature, params.top_p, params.min_p)
         penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
@@ -126,4 +136,4 @@ class SamplerState:
 
     def any_sampled(self, slot_list: list[int]) -> bool:
         """Whether any of these slots needs noise at all."""
-        return any(not self.params[slot].greedy for slot in slot_list)
+        return any(not self.kinds[slot].greedy for slot in slot_list)
