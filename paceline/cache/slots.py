@@ -51,7 +51,10 @@ class Table:
         rows = np.concatenate([np.full(stop - start, row) for row, start, stop in spans])
         columns = np.concatenate([np.arange(start, stop) for _, start, stop in spans])
         values = self.host[rows, columns]
-        packed = torch.from_numpy(np.stack([rows, columns, values])).to(self.tensor.device, non_blocking=True)
+        packed = torch.from_numpy(np.stack([rows, columns, values]))
+        if self.tensor.is_cuda:
+            packed = packed.pin_memory()  # from other memory a copy waits for every round in flight
+        packed = packed.to(self.tensor.device, non_blocking=True)
         self.tensor[packed[0], packed[1]] = packed[2]
 
 
@@ -139,11 +142,11 @@ class Slots:
             for slot, new in zip(slots, tokens):
                 self.append(slot, new)
             return
-        counts = np.array([len(new) for new in tokens])
-        known = self._counts.host[slots, _LENGTH]
+        rows, counts = np.array(slots), np.array([len(new) for new in tokens])
+        known = self._counts.host[rows, _LENGTH]
         place = np.arange(counts.sum()) + (known - counts.cumsum() + counts).repeat(counts)
-        self.tokens.host[np.repeat(slots, counts), place] = [token for new in tokens for token in new]
-        self._counts.host[slots, _LENGTH] = known + counts
+        self.tokens.host[rows.repeat(counts), place] = [token for new in tokens for token in new]
+        self._counts.host[rows, _LENGTH] = known + counts
 
     def commit(self, slots: Tensor, tokens: Tensor, counts: Tensor) -> None:
         """Append the first counts[b] of tokens [B, D] to slots [B], on the device, up to each sequence's limit."""

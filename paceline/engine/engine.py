@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import itemgetter
-from typing import NamedTuple
 
 import torch
 
@@ -38,14 +37,7 @@ from paceline.models.batch import reaches_of
 Told = tuple[int, Sequence, list[int], int]
 
 
-class Pending(NamedTuple):
-    """An update to be told."""
-
-    sequence: Sequence
-    update: Update
-    chars: int  # of the sample's text, with this
-
-
+Pending = tuple[Sequence, Update, int]  # an update to be told, and characters of its sample's text, with this
 FEW = 8  # sequences
 
 
@@ -80,7 +72,7 @@ class Engine:
                 sequence.finish_reason = "abort"
                 self._tell_end(sequence)
             if not tell:
-                self.updates = deque(item for item in self.updates if item.sequence is not sequence)
+                self.updates = deque(item for item in self.updates if item[0] is not sequence)
 
     @torch.inference_mode()
     def set_drafter(self, drafter: Drafter | None, budget: Budget | None = None) -> None:
@@ -187,28 +179,30 @@ class Engine:
         if round.prompt_rows:
             read_prompt_logprobs(round, self.target.tokenizer)
         told: list[Told] = []
+        sampling, publish, end_ids = plan.num_sampling, self.scheduler.publish, self.end_ids
         for number, (sequence, work, decision) in enumerate(zip(plan.sequences, plan.work, decisions)):
             del sequence.ahead[0]
             if sequence.finish_reason is not None:
                 continue
-            start = len(sequence.tokens) - 1 if work.start is None else work.start
-            kept = append_tokens(sequence, decision.tokens, self.end_ids)
+            end = work.count + (len(sequence.tokens) - 1 if work.start is None else work.start)
+            kept = append_tokens(sequence, decision.tokens, end_ids)
             if sequence.params.logprobs is not None and kept:
                 read_logprobs(round, number, decision, kept, self.target.tokenizer)
-            if number < plan.num_sampling:
+            if number < sampling:
                 sequence.provenance += drafted.provenance(number, decision, sequence.stats.rounds)[: len(kept)]
+            accepted = len(decision.nodes)
             # Never the newest token: if a stop ended the text early, what was computed behind it is not shared.
-            sequence.num_computed = min(start + work.count + len(decision.nodes), len(sequence.tokens) - 1)
+            sequence.num_computed = min(end + accepted, len(sequence.tokens) - 1)
             if not sequence.ahead:
                 sequence.num_launched = sequence.num_computed
-            self.scheduler.publish(sequence)
-            told.append((number, sequence, kept, min(len(decision.nodes), len(kept))))
+            publish(sequence)
+            told.append((number, sequence, kept, min(accepted, len(kept)) if accepted else 0))
         self.table.append_all([plan.work[number].slot for number, _, _, _ in told], [kept for _, _, kept, _ in told])
         if not self.runner.settles_itself:
             self.runner.settle(round)
         seconds = self._record(round, drafted, told)
         for number, sequence, kept, accepted in told:
-            if number < plan.num_sampling:
+            if number < sampling:
                 deepest = min(drafted.depths[number], sequence.max_length - len(sequence.tokens) + len(kept))
                 sequence.stats.count(deepest, accepted, len(kept))
             sequence.stats.spend(*seconds)
@@ -221,13 +215,13 @@ class Engine:
         first = total - len(kept)
         text = sequence.detokenizer.certain(sequence.chars_told)
         logprobs = sequence.logprobs[first:] if params.logprobs is not None else None
-        said = kept, total, text, sequence.provenance[first:], logprobs, sequence.seed
         stats = None if reason is None else replace(sequence.stats)
         prompt = sequence.prompt_logprobs if params.prompt_logprobs is not None and kept and not first else None
-        ended = reason, sequence.stop_reason, sequence.error, stats, prompt
-        update = Update(sequence.request_id, sequence.index, *said, *ended)
+        name, index, seed, origins = sequence.request_id, sequence.index, sequence.seed, sequence.provenance[first:]
+        why, error = sequence.stop_reason, sequence.error
+        update = Update(name, index, kept, total, text, origins, logprobs, seed, reason, why, error, stats, prompt)
         chars = sequence.chars_told + len(text)
-        self.updates.append(Pending(sequence, update, chars))  # from here on it is told
+        self.updates.append((sequence, update, chars))  # from here on it is told
         sequence.note_told(total, chars, reason is not None)
 
     def _tell_end(self, sequence: Sequence) -> None:
@@ -243,8 +237,8 @@ class Engine:
     def _recover(self) -> None:
         """Something failed, or Ctrl-C: nothing is in flight, and every sequence waits to be computed again."""
         self._in_flight.clear()
-        for item in self.updates:
-            item.sequence.note_told(item.update.num_tokens, item.chars, item.update.finished)
+        for sequence, update, chars in self.updates:
+            sequence.note_told(update.num_tokens, chars, update.finished)
         everyone = list(dict.fromkeys((*self.scheduler.running, *self.scheduler.waiting)))
         for sequence in everyone:
             take_back(sequence)

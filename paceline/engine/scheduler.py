@@ -44,39 +44,44 @@ class Scheduler:
     def schedule(self, budget: int) -> list[Planned]:
         """This round's work: decoding sequences, with drafts of at most `budget` nodes, then prompt chunks."""
         self._preempted = False
-        decoding = self._plan_decoding(budget)
+        decoding, prompts = self._plan_decoding(budget)
         rows = sum([work.count + work.num_nodes for _, work in decoding])
         left = max(self.max_batched_tokens - rows, min(self.pool.block_size, self.max_batched_tokens))
-        chunks = self._plan_chunks(left)
+        chunks = self._plan_chunks(prompts, left)
         left -= sum(work.count for _, work in chunks)
         if not self._preempted:  # nobody enters on pages that were just taken from another
             chunks += self._admit(left)
         planned = decoding + chunks
         return [item for item in planned if item[0].slot is not None] if self._preempted else planned
 
-    def _plan_decoding(self, budget: int) -> list[Planned]:
+    def _plan_decoding(self, budget: int) -> tuple[list[Planned], list[Sequence]]:
+        """And who is at its prompt still."""
         planned: list[Planned] = []
-        spread = self.slots.spread
+        prompts: list[Sequence] = []
+        spread, beyond = self.slots.spread, self.beyond
         for sequence in list(self.running):
             if sequence.slot is None or sequence.finish_reason is not None:
                 continue
             start, most, room = sequence.outlook()
-            if room <= 0 or (start is not None and start + 1 != most):  # what is ahead will finish it; a prompt
+            if start is not None and start + 1 != most:
+                prompts.append(sequence)
+                continue
+            if room <= 0:  # what is ahead will finish it
                 continue
             nodes = sequence.most_nodes(budget, room + spread)
-            least = min(most + self.beyond, sequence.max_length)
-            if not self._reach(sequence, min(least + nodes, sequence.max_length + spread)):
+            least = min(most + beyond, sequence.max_length) if beyond else most
+            if not self._reach(sequence, min(least + nodes, sequence.max_length + spread) if nodes else least):
                 held = len(sequence.pages) * self.pool.block_size
                 nodes = max(0, min(nodes, held - least))  # what fits into the pages it has
                 if not self._reach_or_preempt(sequence, least):
                     continue
             planned.append((sequence, Work(sequence.slot, start, 1, nodes, most - 1)))
-        return planned
+        return planned, prompts
 
-    def _plan_chunks(self, left: int) -> list[Planned]:
+    def _plan_chunks(self, prompts: list[Sequence], left: int) -> list[Planned]:
         planned: list[Planned] = []
-        for sequence in list(self.running):
-            if sequence.slot is None or sequence.finish_reason is not None or sequence.num_left <= 1 or left <= 0:
+        for sequence in prompts:
+            if sequence.slot is None or left <= 0:  # preempted meanwhile
                 continue
             count = min(sequence.num_left, left)
             if self._reach_or_preempt(sequence, sequence.num_launched + count + self.beyond):

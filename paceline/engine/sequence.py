@@ -86,7 +86,7 @@ class Sequence:
     def most_nodes(self, budget: int, room: int) -> int:
         """The budget, cut by what the request allows and by the room: the last token is the target's own."""
         asked = self.params.max_draft_tokens
-        return max(0, min(budget, budget if asked is None else asked, room - 1))
+        return max(0, min(budget, budget if asked is None else asked, room - 1)) if budget else 0
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -94,5 +94,6 @@ class Sequence:
 
     def note_told(self, num_tokens: int, chars: int, end: bool) -> None:
         """An update went out; said twice it changes nothing."""
-        self.num_told, self.chars_told = max(self.num_told, num_tokens), max(self.chars_told, chars)
+        if num_tokens >= self.num_told:
+            self.num_told, self.chars_told = num_tokens, max(self.chars_told, chars)
         self.end_told = self.end_told or end

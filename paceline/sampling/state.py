@@ -75,6 +75,7 @@ class SamplerState:
         self.bias: Tensor | None = None  # [S+1, V], made when first needed; -inf where a token is not allowed
         self.words = {table.null: Words([], [])}
         self.params = {table.null: SamplingParams(temperature=0)}
+        self._pins = device.type == "cuda"  # from other memory a copy waits for every round in flight
         self.picks = device.type == "cpu" and library() is not None  # the library can pick tokens
         self.kinds = {table.null: Kind(True, (), 0, True)}
         self.tempered = {table.null}  # slots whose request needs temperature and noise at most
@@ -87,11 +88,12 @@ class SamplerState:
         greedy = params.greedy  # then nothing after the penalties may touch its rows
         floats = (1.0, 1.0, 0.0) if greedy else (params.temperature, params.top_p, params.min_p)
         penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
-        self._floats[slot].copy_(torch.tensor([*floats, *penalties], dtype=torch.float32), non_blocking=True)
+        given = torch.tensor([*floats, *penalties], dtype=torch.float32, pin_memory=self._pins)
+        self._floats[slot].copy_(given, non_blocking=True)
         signed = seed - 2**64 if seed >= 2**63 else seed
         biased = bool(params.logit_bias) or params.allowed_token_ids is not None
         ints = [0 if greedy else max(params.top_k, 0), params.min_tokens, signed, sample, int(greedy), int(biased)]
-        self._ints[slot].copy_(torch.tensor(ints, dtype=torch.int64), non_blocking=True)
+        self._ints[slot].copy_(torch.tensor(ints, dtype=torch.int64, pin_memory=self._pins), non_blocking=True)
         if biased:
             self._set_bias(slot, params)
 
@@ -99,7 +101,7 @@ class SamplerState:
         if self.bias is None:
             shape = (self.table.num_slots + 1, self.vocab_size)
             self.bias = torch.zeros(shape, dtype=torch.float32, device=self.device)
-        row = torch.zeros(self.vocab_size, dtype=torch.float32)
+        row = torch.zeros(self.vocab_size, dtype=torch.float32, pin_memory=self._pins)
         if params.allowed_token_ids is not None:
             row.fill_(float("-inf"))
             row[list(params.allowed_token_ids)] = 0.0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.sampling.rules import Rule
 
 
-@dataclass
+@dataclass(slots=True)
 class Decision:
     """A verdict's part for one sequence, on the host."""
 
