@@ -22,6 +22,7 @@ from paceline.kernels.rounds import Rounds, Tables
 if TYPE_CHECKING:
     from paceline.cache.windowed import Windowed
 
+Array = np.ndarray[Any, np.dtype[np.int64]]
 _LENGTH, _PROMPT, _LIMIT = range(3)
 FEW = 8  # slots that are appended to one by one
 SPREAD = 64  # so many nodes of a tree may lie behind a sequence's limit: beside one another they are no deeper than it
@@ -32,7 +33,7 @@ class Table:
 
     def __init__(self, rows: int, columns: int, device: torch.device, apart: bool) -> None:
         shared = torch.zeros(rows, columns, dtype=torch.int64)
-        self.host: np.ndarray[Any, np.dtype[np.int64]] = shared.numpy()
+        self.host: Array = shared.numpy()
         self._apart = apart
         self.tensor = shared.clone().to(device) if apart else shared
         self._pending: list[tuple[int, int, int]] = []
@@ -48,14 +49,19 @@ class Table:
         if not self._pending:
             return
         spans, self._pending = self._pending, []
-        rows = np.concatenate([np.full(stop - start, row) for row, start, stop in spans])
-        columns = np.concatenate([np.arange(start, stop) for _, start, stop in spans])
+        row, start, stop = np.array(spans).T
+        rows, columns = row.repeat(stop - start), _runs(start, stop - start)
         values = self.host[rows, columns]
         packed = torch.from_numpy(np.stack([rows, columns, values]))
         if self.tensor.is_cuda:
             packed = packed.pin_memory()  # from other memory a copy waits for every round in flight
         packed = packed.to(self.tensor.device, non_blocking=True)
         self.tensor[packed[0], packed[1]] = packed[2]
+
+
+def _runs(starts: Array, counts: Array) -> Array:
+    """So many numbers from each start on, one run behind the other."""
+    return np.asarray(np.arange(counts.sum()) + (starts - counts.cumsum() + counts).repeat(counts))
 
 
 class Slots:
@@ -144,8 +150,7 @@ class Slots:
             return
         rows, counts = np.array(slots), np.array([len(new) for new in tokens])
         known = self._counts.host[rows, _LENGTH]
-        place = np.arange(counts.sum()) + (known - counts.cumsum() + counts).repeat(counts)
-        self.tokens.host[rows.repeat(counts), place] = [token for new in tokens for token in new]
+        self.tokens.host[rows.repeat(counts), _runs(known, counts)] = [token for new in tokens for token in new]
         self._counts.host[rows, _LENGTH] = known + counts
 
     def commit(self, slots: Tensor, tokens: Tensor, counts: Tensor) -> None:

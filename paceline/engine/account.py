@@ -91,7 +91,7 @@ def read_logprobs(round: Round, number: int, decision: Decision, kept: list[int]
 
 def read_prompt_logprobs(round: Round, tokenizer: Any) -> None:
     """Of the prompt tokens a round computed, where they were asked for."""
-    row = round.batch.places.first_sampled[-1]
+    row = round.plan.num_sampling * round.stride or round.batch.places.first_sampled[-1]
     assert round.out.logits is not None
     for sequence, start, count in round.prompt_rows:
         if sequence.finish_reason is None:
