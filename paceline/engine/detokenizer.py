@@ -55,9 +55,8 @@ class Detokenizer:
 
     def certain(self, told: int) -> str:
         """Text that is certain, behind the `told` characters that were told before."""
-        if self._finished or self._include_stop or not self._longest:
-            return self.text[told:]
-        return self.text[told : max(told, len(self.text) - self._longest + 1)]
+        held = 0 if self._finished or self._include_stop or not self._longest else self._longest - 1
+        return self.text[told : max(told, len(self.text) - held)]
 
     def take(self) -> str:
         """The same, for whoever does not count: all that was not taken before."""

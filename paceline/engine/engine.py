@@ -179,30 +179,29 @@ class Engine:
         if round.prompt_rows:
             read_prompt_logprobs(round, self.target.tokenizer)
         told: list[Told] = []
-        sampling, publish, end_ids = plan.num_sampling, self.scheduler.publish, self.end_ids
         for number, (sequence, work, decision) in enumerate(zip(plan.sequences, plan.work, decisions)):
             del sequence.ahead[0]
             if sequence.finish_reason is not None:
                 continue
             end = work.count + (len(sequence.tokens) - 1 if work.start is None else work.start)
-            kept = append_tokens(sequence, decision.tokens, end_ids)
+            kept = append_tokens(sequence, decision.tokens, self.end_ids)
             if sequence.params.logprobs is not None and kept:
                 read_logprobs(round, number, decision, kept, self.target.tokenizer)
-            if number < sampling:
+            if number < plan.num_sampling:
                 sequence.provenance += drafted.provenance(number, decision, sequence.stats.rounds)[: len(kept)]
             accepted = len(decision.nodes)
             # Never the newest token: if a stop ended the text early, what was computed behind it is not shared.
             sequence.num_computed = min(end + accepted, len(sequence.tokens) - 1)
             if not sequence.ahead:
                 sequence.num_launched = sequence.num_computed
-            publish(sequence)
+            self.scheduler.publish(sequence)
             told.append((number, sequence, kept, min(accepted, len(kept)) if accepted else 0))
         self.table.append_all([plan.work[number].slot for number, _, _, _ in told], [kept for _, _, kept, _ in told])
         if not self.runner.settles_itself:
             self.runner.settle(round)
         seconds = self._record(round, drafted, told)
         for number, sequence, kept, accepted in told:
-            if number < sampling:
+            if number < plan.num_sampling:
                 deepest = min(drafted.depths[number], sequence.max_length - len(sequence.tokens) + len(kept))
                 sequence.stats.count(deepest, accepted, len(kept))
             sequence.stats.spend(*seconds)

@@ -58,7 +58,6 @@ class Scheduler:
         """And who is at its prompt still."""
         planned: list[Planned] = []
         prompts: list[Sequence] = []
-        spread, beyond = self.slots.spread, self.beyond
         for sequence in list(self.running):
             if sequence.slot is None or sequence.finish_reason is not None:
                 continue
@@ -68,9 +67,9 @@ class Scheduler:
                 continue
             if room <= 0:  # what is ahead will finish it
                 continue
-            nodes = sequence.most_nodes(budget, room + spread)
-            least = min(most + beyond, sequence.max_length) if beyond else most
-            if not self._reach(sequence, min(least + nodes, sequence.max_length + spread) if nodes else least):
+            nodes = sequence.most_nodes(budget, room + self.slots.spread)
+            least = min(most + self.beyond, sequence.max_length)
+            if not self._reach(sequence, min(least + nodes, sequence.max_length + self.slots.spread)):
                 held = len(sequence.pages) * self.pool.block_size
                 nodes = max(0, min(nodes, held - least))  # what fits into the pages it has
                 if not self._reach_or_preempt(sequence, least):

@@ -94,6 +94,5 @@ class Sequence:
 
     def note_told(self, num_tokens: int, chars: int, end: bool) -> None:
         """An update went out; said twice it changes nothing."""
-        if num_tokens >= self.num_told:
-            self.num_told, self.chars_told = num_tokens, max(self.chars_told, chars)
+        self.num_told, self.chars_told = max(self.num_told, num_tokens), max(self.chars_told, chars)
         self.end_told = self.end_told or end
