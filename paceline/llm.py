@@ -352,7 +352,10 @@ class LLM(Shared):
 
     def _run(self, asked: list[Asked], progress: bool = False) -> list[RequestOutput]:
         left = [sample for one in asked for sample in one.samples]
+        ours = not gc.get_freeze_count()
         try:
+            if ours:
+                gc.freeze()  # until it is done: looking for garbage among all that is loaded takes many rounds' time
             for one in asked:
                 self._queue(one.samples)
             with _bar(len(left)) if progress else nullcontext(lambda count: None) as advance:
@@ -363,6 +366,8 @@ class LLM(Shared):
                     left = running
             return [one.output() for one in asked]
         finally:
+            if ours:
+                gc.unfreeze()
             for one in asked:
                 self._drop(one.samples)
 

@@ -187,11 +187,11 @@ class Shared:
         """Every update into the box it belongs to, in the order of rounds."""
         updates = self.engine.updates  # taken off one by one: what an interrupt leaves lying is told by the next round
         while updates:
-            request_id = updates[0].sequence.request_id
-            self._boxes.get(request_id, _nowhere)(updates.popleft().update)
-            if all(sample.end_told for sample in self._live.get(request_id, ())) and all(
-                item.sequence.request_id != request_id for item in updates
-            ):
+            request_id, ended = updates[0][1].request_id, updates[0][1].finish_reason is not None
+            self._boxes.get(request_id, _nowhere)(updates.popleft()[1])
+            if not ended or any(other.request_id == request_id for _, other, _ in updates):
+                continue
+            if all(sample.end_told for sample in self._live.get(request_id, ())):
                 self._live.pop(request_id, None)
                 self._boxes.pop(request_id, None)
 

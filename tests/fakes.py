@@ -232,7 +232,7 @@ class Tapping(Replay):
                 key = tuple(text)
                 assert key not in self.pairs or torch.equal(self.pairs[key], pairs.states[number])
                 self.pairs[key] = pairs.states[number].clone()
-            elif number < crossing:
+            elif number < crossing and int(seen.batch.slots[number]) != seen.table.null:
                 self.missing.append((slot, place))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.errors import first_line
 from paceline.params import SamplingParams
-from paceline.sampling.processors import tempered
+from paceline.sampling.processors import kind_of
 
 LOOKUP = 10  # tokens of a prompt lookup, as the libraries' own examples have it
 
@@ -50,7 +50,7 @@ class Peers:
         """Whether they can be asked for the same as our own engine."""
         if not self._wanted:
             return False
-        same = params.greedy and tempered(params) and not (params.stop_strings or params.stop_token_ids)
+        same = params.greedy and kind_of(params).tempered and not (params.stop_strings or params.stop_token_ids)
         if batch_size == 1 and same:
             return True
         why = "they are asked for the likeliest tokens, one prompt at a time; other settings were measured without them"

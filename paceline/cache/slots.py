@@ -23,7 +23,9 @@ from paceline.kernels.rounds import Rounds, Tables
 if TYPE_CHECKING:
     from paceline.cache.windowed import WindowPages
 
+Array = np.ndarray[Any, np.dtype[np.int64]]
 _LENGTH, _PROMPT, _LIMIT = range(3)
+FEW = 8  # slots that are appended to one by one
 SPREAD = 64  # so many nodes of a tree may lie behind a sequence's limit: beside one another they are no deeper than it
 
 
@@ -32,33 +34,29 @@ class Table:
 
     def __init__(self, rows: int, columns: int, device: torch.device, apart: bool) -> None:
         shared = torch.zeros(rows, columns, dtype=torch.int64)
-        self.host: np.ndarray[Any, np.dtype[np.int64]] = shared.numpy()
+        self.host: Array = shared.numpy()
         self._apart = apart
         self.tensor = shared.clone().to(device) if apart else shared
         self._pending: list[tuple[int, int, int]] = []
 
     def write(self, row: int, start: int, values: Any) -> None:
         """Put `values` (a sequence of ints) at columns start … of a row, for both sides."""
-        self.learn(row, start, values)
+        self.host[row, start : start + len(values)] = values
         if self._apart:
             self._pending.append((row, start, start + len(values)))
-
-    def learn(self, row: int, start: int, values: Any) -> None:
-        """The same for the host alone: the device has them already."""
-        if len(values) == 1:
-            self.host[row, start] = values[0]
-        else:
-            self.host[row, start : start + len(values)] = values
 
     def flush(self) -> None:
         """Send what was written since the last flush; nothing to do where memory is shared."""
         if not self._pending:
             return
         spans, self._pending = self._pending, []
-        rows = np.concatenate([np.full(stop - start, row) for row, start, stop in spans])
-        columns = np.concatenate([np.arange(start, stop) for _, start, stop in spans])
+        row, start, stop = np.array(spans).T
+        rows, columns = row.repeat(stop - start), _runs(start, stop - start)
         values = self.host[rows, columns]
-        packed = torch.from_numpy(np.stack([rows, columns, values])).to(self.tensor.device, non_blocking=True)
+        packed = torch.from_numpy(np.stack([rows, columns, values]))
+        if self.tensor.is_cuda:
+            packed = packed.pin_memory()  # from other memory a copy waits for every round in flight
+        packed = packed.to(self.tensor.device, non_blocking=True)
         self.tensor[packed[0], packed[1]] = packed[2]
 
 
@@ -66,6 +64,11 @@ class Table:
 def numbers(values: tuple[int, ...]) -> Tensor:
     """[n] on the CPU, made once: the same sequences decode round after round. Nobody writes into it."""
     return torch.tensor(values, dtype=torch.int64)
+
+
+def _runs(starts: Array, counts: Array) -> Array:
+    """So many numbers from each start on, one run behind the other."""
+    return np.asarray(np.arange(counts.sum()) + (starts - counts.cumsum() + counts).repeat(counts))
 
 
 class Slots:
@@ -133,8 +136,19 @@ class Slots:
     def append(self, slot: int, tokens: list[int]) -> None:
         """What a round has decided, now that the host has read it. Where tables are apart the device knew before."""
         length = self.length(slot)
-        self.tokens.learn(slot, length, tokens)
+        self.tokens.host[slot, length : length + len(tokens)] = tokens
         self._counts.host[slot, _LENGTH] = length + len(tokens)
+
+    def append_all(self, slots: list[int], tokens: list[list[int]]) -> None:
+        """The same for slots that are all different."""
+        if len(slots) <= FEW:
+            for slot, new in zip(slots, tokens):
+                self.append(slot, new)
+            return
+        rows, counts = np.array(slots), np.array([len(new) for new in tokens])
+        known = self._counts.host[rows, _LENGTH]
+        self.tokens.host[rows.repeat(counts), _runs(known, counts)] = [token for new in tokens for token in new]
+        self._counts.host[rows, _LENGTH] = known + counts
 
     def commit(self, slots: Tensor, tokens: Tensor, counts: Tensor) -> None:
         """Append the first counts[b] of tokens [B, D] to slots [B], on the device, up to each sequence's limit."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
+import functools
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ class Drafted:
 
     sizes: list[int]  # nodes that could be accepted
     depths: list[int]
-    parents: list[AbstractSet[int]]  # nodes that have children; -1 the root
+    parents: list[Container[int]]  # nodes that have children; -1 the root
     names: tuple[str, ...]
     origins: Table | None
 
@@ -44,26 +45,32 @@ class Drafted:
         """above: the parents of all nodes; None: chains."""
         if above is not None:
             return cls(*_read_trees(sizes, above, scratch), names, origins)
-        return cls(sizes, sizes, [set(range(-1, size - 1)) for size in sizes], names, origins)
+        return cls(sizes, sizes, [range(-1, size - 1) for size in sizes], names, origins)
 
     def provenance(self, row: int, decision: Decision, number: int) -> list[Provenance]:
         """Where each token of a decision came from, in its sequence's round of that number."""
         result = []
         for depth, node in enumerate(decision.nodes, start=1):
             name = self.names[self.origins[row][node] if self.origins is not None else 0]
-            result.append(Provenance(name, "accepted", number, depth))
+            result.append(_provenance(name, "accepted", number, depth))
         last = decision.nodes[-1] if decision.nodes else -1
         kind = "corrected" if last in self.parents[row] else "bonus" if decision.nodes else "plain"
-        result.append(Provenance(None, kind, number, len(decision.nodes) + 1))
+        result.append(_provenance(None, kind, number, len(decision.nodes) + 1))
         return result
+
+
+@functools.lru_cache(maxsize=4096)
+def _provenance(drafter: str | None, kind: str, round: int, depth: int) -> Provenance:
+    """Made once: sequences that run side by side have the same by the hundred, and nobody changes one."""
+    return Provenance(drafter, kind, round, depth)
 
 
 def _read_trees(
     sizes: list[int], above: Table, scratch: Table | None
-) -> tuple[list[int], list[int], list[AbstractSet[int]]]:
+) -> tuple[list[int], list[int], list[Container[int]]]:
     """Sizes, depths and nodes that have children, of trees. Scratch nodes are nobody's proposal."""
     counts, depths = [], []
-    parents: list[AbstractSet[int]] = []
+    parents: list[Container[int]] = []
     for row, size in enumerate(sizes):
         real = [n for n in range(size) if scratch is None or not scratch[row][n]]
         depth = {-1: 0}
@@ -84,7 +91,7 @@ def read_logprobs(round: Round, number: int, decision: Decision, kept: list[int]
 
 def read_prompt_logprobs(round: Round, tokenizer: Any) -> None:
     """Of the prompt tokens a round computed, where they were asked for."""
-    row = round.batch.places.first_sampled[-1]
+    row = round.plan.num_sampling * round.stride or round.batch.places.first_sampled[-1]
     assert round.out.logits is not None
     for sequence, start, count in round.prompt_rows:
         if sequence.finish_reason is None:

@@ -12,35 +12,28 @@ NOTHING_LEFT = (
 
 def append_tokens(sequence: Sequence, tokens: list[int], end_ids: frozenset[int]) -> list[int]:
     """Append until something ends the sequence; what comes after a stop was never there. Returns the tokens kept."""
+    params, known, push = sequence.params, sequence.tokens, sequence.detokenizer.push
+    chosen, ending = params.stop_token_ids or (), () if params.ignore_eos else end_ids
     kept: list[int] = []
     for token in tokens:
         if token < 0:
             sequence.finish_reason = "error"
-            sequence.error = sequence.words.fault_after(sequence.output) or NOTHING_LEFT.format(len(sequence.tokens))
+            sequence.error = sequence.words.fault_after(sequence.output) or NOTHING_LEFT.format(len(known))
             break
         kept.append(token)
-        sequence.tokens.append(token)
-        _look_for_end(sequence, token, end_ids)
-        if sequence.finish_reason is not None:
+        known.append(token)
+        if token in chosen or token in ending:
+            sequence.finish_reason, sequence.stop_reason = "stop", token if token in chosen else None
+            if params.include_stop_str_in_output:
+                push(token, check_stops=False)
+            break
+        found = push(token, len(known) - sequence.prompt_length >= params.min_tokens)
+        if found is not None or len(known) >= sequence.max_length:
+            sequence.finish_reason, sequence.stop_reason = "length" if found is None else "stop", found
             break
     if sequence.finish_reason is not None:
         sequence.detokenizer.finish()
     return kept
-
-
-def _look_for_end(sequence: Sequence, token: int, end_ids: frozenset[int]) -> None:
-    params = sequence.params
-    chosen = token in (params.stop_token_ids or ())
-    if chosen or (token in end_ids and not params.ignore_eos):
-        sequence.finish_reason, sequence.stop_reason = "stop", token if chosen else None
-        if params.include_stop_str_in_output:
-            sequence.detokenizer.push(token, check_stops=False)
-        return
-    found = sequence.detokenizer.push(token, check_stops=sequence.num_output >= params.min_tokens)
-    if found is not None:
-        sequence.finish_reason, sequence.stop_reason = "stop", found
-    elif len(sequence.tokens) >= sequence.max_length:
-        sequence.finish_reason = "length"
 
 
 def take_back(sequence: Sequence) -> None:

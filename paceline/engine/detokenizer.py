@@ -42,7 +42,9 @@ class Detokenizer:
         if self._tokenizer is None:
             return None
         self._ids.append(token)
-        return self._add(self._next_text(), check_stops)
+        old = len(self.text)
+        self.text += self._next_text()
+        return self._find_stop(old) if check_stops and self._stops else None
 
     def finish(self) -> None:
         """No more tokens: an unfinished character is shown as it is."""
@@ -86,11 +88,6 @@ class Detokenizer:
             self._before = self._decode(self._ids)
         self._read = len(self._ids)
         return delta
-
-    def _add(self, delta: str, check_stops: bool) -> str | None:
-        old = len(self.text)
-        self.text += delta
-        return self._find_stop(old) if check_stops and self._stops else None
 
     def _find_stop(self, old: int) -> str | None:
         """The stop string completed behind the first `old` characters; the text is cut at it."""

@@ -25,8 +25,8 @@ from paceline.engine.runner import Runner, wanted_rows
 from paceline.engine.sizes import find_size, usual_sizes
 from paceline.kernels.ops import Hidden, see_windows
 from paceline.models.batch import Batch, Nodes, Places, Static, holding, pack_rows, places_of, reaches_of
-from paceline.models.frame import Frame, FrameInput, Size, shape_of
-from paceline.sampling.processors import kind_of, process
+from paceline.models.frame import Frame, FrameInput, Size
+from paceline.sampling.processors import common_kind, process
 from paceline.sampling.rules import Rule
 from paceline.sampling.verify import Judged, Verdict, follow_there, verify
 
@@ -111,14 +111,13 @@ class DeviceRunner(Runner):
     def _fill(self, frame: Frame, plan: Plan, new: list[bool]) -> None:
         starts = [-1 if item.start is None else item.start for item in plan.work]
         given = FrameInput(plan.slots, starts, [item.num_nodes for item in plan.work], new)
-        frame.fill(shape_of(plan.work), plan.num_sampling, given, self.table)
+        frame.fill(plan.shape, plan.num_sampling, given, self.table)
 
     # What is launched as it stands.
 
     def _launch(self, plan: Plan, handed: Proposal | None, new: list[bool], times: Times) -> Round:
-        shape = shape_of(plan.work)
-        frame = Frame(Size.exact(shape, plan.num_sampling), self.table.device)
-        own = places_of(shape, plan.num_sampling, frame.num_nodes, self.table.device)
+        frame = Frame(Size.exact(plan.shape, plan.num_sampling), self.table.device)
+        own = places_of(plan.shape, plan.num_sampling, frame.num_nodes, self.table.device)
         frame.own_spans = own.spans(reaches_of(plan.work))
         self._fill(frame, plan, new)
         prompt_rows: list[PromptRows] = []
@@ -141,7 +140,7 @@ class DeviceRunner(Runner):
 
     def _key(self, plan: Plan, size: Size, handed: Proposal | None, new: bool) -> Hashable | None:
         """What a round has in common with all that replay it; None: it is not to be captured."""
-        kind = kind_of([self.state.params[slot] for slot in plan.slots[: plan.num_sampling]])
+        kind = common_kind({self.state.kinds[slot] for slot in plan.slots[: plan.num_sampling]})
         shaped = getattr(self.drafter, "captured_as", lambda: None)() if self.drafter is not None else ()
         if kind is None or shaped is None or plan.wants_prompt_logprobs:
             return None
@@ -160,7 +159,7 @@ class DeviceRunner(Runner):
         for number, size in enumerate(sizes):
             yield number, len(sizes)
             shaped = getattr(self.drafter, "captured_as", lambda: None)() if self.drafter is not None else ()
-            key = size, kind_of([]), size.nodes > 0, False, shaped
+            key = size, common_kind(set()), size.nodes > 0, False, shaped
             if shaped is not None and key not in self._captured:
                 self._captured[key] = self._remember(size, Asked([], size.nodes > 0, False))
 

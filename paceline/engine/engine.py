@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import itemgetter
-from typing import NamedTuple
 
 import torch
 
@@ -34,24 +33,11 @@ from paceline.engine.update import Update
 from paceline.errors import EngineError, OptionError, first_line
 from paceline.models.batch import reaches_of
 
-
-class Told(NamedTuple):
-    """What a round brings a sequence that it is not void for."""
-
-    number: int  # in the round
-    sequence: Sequence
-    kept: list[int]
-    accepted: int
+# What a round brings a sequence that it is not void for: its number in the round, it, tokens kept, how many accepted.
+Told = tuple[int, Sequence, list[int], int]
 
 
-class Pending(NamedTuple):
-    """An update to be told."""
-
-    sequence: Sequence
-    update: Update
-    chars: int  # of the sample's text, with this
-
-
+Pending = tuple[Sequence, Update, int]  # an update to be told, and characters of its sample's text, with this
 FEW = 8  # sequences
 
 
@@ -86,7 +72,7 @@ class Engine:
                 sequence.finish_reason = "abort"
                 self._tell_end(sequence)
             if not tell:
-                self.updates = deque(item for item in self.updates if item.sequence is not sequence)
+                self.updates = deque(item for item in self.updates if item[0] is not sequence)
 
     @torch.inference_mode()
     def set_drafter(self, drafter: Drafter | None, budget: Budget | None = None) -> None:
@@ -194,23 +180,23 @@ class Engine:
             read_prompt_logprobs(round, self.target.tokenizer)
         told: list[Told] = []
         for number, (sequence, work, decision) in enumerate(zip(plan.sequences, plan.work, decisions)):
-            sequence.ahead.pop(0)
+            del sequence.ahead[0]
             if sequence.finish_reason is not None:
                 continue
-            start = len(sequence.tokens) - 1 if work.start is None else work.start
+            end = work.count + (len(sequence.tokens) - 1 if work.start is None else work.start)
             kept = append_tokens(sequence, decision.tokens, self.end_ids)
             if sequence.params.logprobs is not None and kept:
                 read_logprobs(round, number, decision, kept, self.target.tokenizer)
             if number < plan.num_sampling:
                 sequence.provenance += drafted.provenance(number, decision, sequence.stats.rounds)[: len(kept)]
-            assert sequence.slot is not None
-            self.table.append(sequence.slot, kept)
+            accepted = len(decision.nodes)
             # Never the newest token: if a stop ended the text early, what was computed behind it is not shared.
-            sequence.num_computed = min(start + work.count + len(decision.nodes), len(sequence.tokens) - 1)
+            sequence.num_computed = min(end + accepted, len(sequence.tokens) - 1)
             if not sequence.ahead:
                 sequence.num_launched = sequence.num_computed
             self.scheduler.publish(sequence)
-            told.append(Told(number, sequence, kept, min(len(decision.nodes), len(kept))))
+            told.append((number, sequence, kept, min(accepted, len(kept)) if accepted else 0))
+        self.table.append_all([plan.work[number].slot for number, _, _, _ in told], [kept for _, _, kept, _ in told])
         if not self.runner.settles_itself:
             self.runner.settle(round)
         seconds = self._record(round, drafted, told)
@@ -226,18 +212,18 @@ class Engine:
         self._let_go()
 
     def _emit(self, sequence: Sequence, kept: list[int]) -> None:
-        first = sequence.num_output - len(kept)
+        total, params, reason = sequence.num_output, sequence.params, sequence.finish_reason
+        first = total - len(kept)
         text = sequence.detokenizer.certain(sequence.chars_told)
-        logprobs = sequence.logprobs[first:] if sequence.params.logprobs is not None else None
-        said = kept, sequence.num_output, text, sequence.provenance[first:], logprobs, sequence.seed
-        ended = sequence.finish_reason, sequence.stop_reason, sequence.error
-        stats = None if sequence.finish_reason is None else replace(sequence.stats)
-        asked = bool(kept) and not first and sequence.params.prompt_logprobs is not None
-        prompt = sequence.prompt_logprobs if asked else None
-        update = Update(sequence.request_id, sequence.index, *said, *ended, stats, prompt)
-        chars = sequence.chars_told + len(update.text)
-        self.updates.append(Pending(sequence, update, chars))  # from here on it is told
-        sequence.note_told(update.num_tokens, chars, update.finished)
+        logprobs = sequence.logprobs[first:] if params.logprobs is not None else None
+        stats = None if reason is None else replace(sequence.stats)
+        prompt = sequence.prompt_logprobs if params.prompt_logprobs is not None and kept and not first else None
+        name, index, seed, origins = sequence.request_id, sequence.index, sequence.seed, sequence.provenance[first:]
+        why, error = sequence.stop_reason, sequence.error
+        update = Update(name, index, kept, total, text, origins, logprobs, seed, reason, why, error, stats, prompt)
+        chars = sequence.chars_told + len(text)
+        self.updates.append((sequence, update, chars))  # from here on it is told
+        sequence.note_told(total, chars, reason is not None)
 
     def _tell_end(self, sequence: Sequence) -> None:
         """A sequence that ended between rounds says so, and is let go when it can be."""
@@ -252,8 +238,8 @@ class Engine:
     def _recover(self) -> None:
         """Something failed, or Ctrl-C: nothing is in flight, and every sequence waits to be computed again."""
         self._in_flight.clear()
-        for item in self.updates:
-            item.sequence.note_told(item.update.num_tokens, item.chars, item.update.finished)
+        for sequence, update, chars in self.updates:
+            sequence.note_told(update.num_tokens, chars, update.finished)
         everyone = list(dict.fromkeys((*self.scheduler.running, *self.scheduler.waiting)))
         for sequence in everyone:
             take_back(sequence)
@@ -285,8 +271,8 @@ class Engine:
         """Seconds of drafting, verifying and the rest."""
         seconds, self._last_read = round.times.spent(self._last_read), round.times.read
         context = sum(reaches_of(round.plan.work))
-        proposed = sum([drafted.sizes[item.number] for item in told if item.number < round.plan.num_sampling])
-        counts = proposed, sum([item.accepted for item in told]), sum([len(item.kept) for item in told])
+        proposed = sum([drafted.sizes[number] for number, _, _, _ in told if number < round.plan.num_sampling])
+        counts = proposed, sum([accepted for _, _, _, accepted in told]), sum([len(kept) for _, _, kept, _ in told])
         usual = round.times.usual and all(work.count == 1 for work in round.plan.work)
         nodes = round.plan.budget if usual else None
         self.stats.add(RoundRecord(len(round.batch.ids), len(round.plan.sequences), context, *counts, *seconds, nodes))

@@ -15,7 +15,7 @@ from paceline.drafters.tree import Proposal
 from paceline.engine.account import Drafted, Table
 from paceline.engine.sequence import Sequence
 from paceline.kernels.ops import Hidden
-from paceline.models.batch import Batch, Work
+from paceline.models.batch import Batch, Shape, Work
 from paceline.sampling.state import Rows
 from paceline.sampling.verify import Decision, Followed, Verdict
 
@@ -47,7 +47,7 @@ class Plan:
     budget: int = 0  # nodes that each might have
 
     @classmethod
-    def of(cls, planned: list[tuple[Sequence, Work]], budget: int) -> Plan:
+    def of(cls, planned: list[tuple[Sequence, Work]], budget: int = 0) -> Plan:
         kinds: tuple[list[tuple[Sequence, Work]], ...] = ([], [], [])
         for sequence, work in planned:
             samples = work.start is None or work.start + work.count == len(sequence.tokens)
@@ -71,15 +71,19 @@ class Plan:
         return [item.slot for item in self.work]
 
     @property
+    def shape(self) -> Shape:
+        return tuple([(item.count, item.num_nodes) for item in self.work])
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         return any(sequence.params.prompt_logprobs is not None for sequence in self.sequences)
 
     def launch(self) -> None:
         """From here on these rounds are ahead of what is known of their sequences."""
         for number, (sequence, work) in enumerate(zip(self.sequences, self.work)):
-            samples = number < self.num_sampling
-            end = None if work.start is None else work.start + work.count
-            sequence.launch(end, 1 + work.num_nodes if samples else 0)
+            sequence.ahead.append(1 + work.num_nodes if number < self.num_sampling else 0)
+            if work.start is not None:  # else the device knows
+                sequence.num_launched = work.start + work.count
 
 
 PromptRows = tuple[Sequence, int, int]  # a sequence, its first position, how many rows
@@ -110,8 +114,8 @@ class Round:
         table, sizes, *shape, origins = sent.read()
         assert table is not None and sizes is not None
         parents, scratch = shape or (None, None)
-        names = self.proposal.names
-        return Verdict.decisions(table), Drafted.read(names, [size for (size,) in sizes], parents, scratch, origins)
+        listed = [size for (size,) in sizes]
+        return Verdict.decisions(table), Drafted.read(self.proposal.names, listed, parents, scratch, origins)
 
     def logits_of(self, number: int) -> Tensor:
         """[1+nodes, V] the raw logits of one sampling sequence; none for a prompt chunk."""
@@ -158,10 +162,10 @@ class Sent:
     def read(self) -> list[Table | None]:
         if self._event is not None:
             self._event.synchronize()
-        rows, first = self._table.tolist(), 0
         parts: list[Table | None] = []
+        first = 0
         for width in self._widths:
-            parts.append(None if width is None else [row[first : first + width] for row in rows])
+            parts.append(None if width is None else self._table[:, first : first + width].tolist())
             first += width or 0
         return parts
 

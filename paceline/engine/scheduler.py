@@ -44,35 +44,43 @@ class Scheduler:
     def schedule(self, budget: int) -> list[Planned]:
         """This round's work: decoding sequences, with drafts of at most `budget` nodes, then prompt chunks."""
         self._preempted = False
-        decoding = self._plan_decoding(budget)
-        rows = sum(work.count + work.num_nodes for _, work in decoding)
+        decoding, prompts = self._plan_decoding(budget)
+        rows = sum([work.count + work.num_nodes for _, work in decoding])
         left = max(self.max_batched_tokens - rows, min(self.pool.block_size, self.max_batched_tokens))
-        chunks = self._plan_chunks(left)
+        chunks = self._plan_chunks(prompts, left)
         left -= sum(work.count for _, work in chunks)
         if not self._preempted:  # nobody enters on pages that were just taken from another
             chunks += self._admit(left)
-        return [item for item in decoding + chunks if item[0].slot is not None]
+        planned = decoding + chunks
+        return [item for item in planned if item[0].slot is not None] if self._preempted else planned
 
-    def _plan_decoding(self, budget: int) -> list[Planned]:
+    def _plan_decoding(self, budget: int) -> tuple[list[Planned], list[Sequence]]:
+        """And who is at its prompt still."""
         planned: list[Planned] = []
+        prompts: list[Sequence] = []
         for sequence in list(self.running):
-            ending = sequence.finish_reason is not None or sequence.room <= 0  # what is ahead will finish it
-            if sequence.slot is None or ending or sequence.num_left != 1:
+            if sequence.slot is None or sequence.finish_reason is not None:
                 continue
-            reach, nodes = sequence.most_length, sequence.most_nodes(budget, self.slots.spread)
-            least = min(reach + self.beyond, sequence.max_length)
+            start, most, room = sequence.outlook()
+            if start is not None and start + 1 != most:
+                prompts.append(sequence)
+                continue
+            if room <= 0:  # what is ahead will finish it
+                continue
+            nodes = sequence.most_nodes(budget, room + self.slots.spread)
+            least = min(most + self.beyond, sequence.max_length)
             if not self._reach(sequence, min(least + nodes, sequence.max_length + self.slots.spread)):
                 held = len(sequence.pages) * self.pool.block_size
                 nodes = max(0, min(nodes, held - least))  # what fits into the pages it has
                 if not self._reach_or_preempt(sequence, least):
                     continue
-            planned.append((sequence, Work(sequence.slot, sequence.next_start, 1, nodes, reach - 1)))
-        return planned
+            planned.append((sequence, Work(sequence.slot, start, 1, nodes, most - 1)))
+        return planned, prompts
 
-    def _plan_chunks(self, left: int) -> list[Planned]:
+    def _plan_chunks(self, prompts: list[Sequence], left: int) -> list[Planned]:
         planned: list[Planned] = []
-        for sequence in list(self.running):
-            if sequence.slot is None or sequence.finish_reason is not None or sequence.num_left <= 1 or left <= 0:
+        for sequence in prompts:
+            if sequence.slot is None or left <= 0:  # preempted meanwhile
                 continue
             count = min(sequence.num_left, left)
             if self._reach_or_preempt(sequence, sequence.num_launched + count + self.beyond):

@@ -70,40 +70,27 @@ class Sequence:
         return len(self.tokens) - self.prompt_length
 
     @property
-    def next_start(self) -> int | None:
-        """Where its next work begins; None: at a newest token that only the device knows."""
-        return None if self.ahead and any(self.ahead) else self.num_launched
-
-    @property
     def num_left(self) -> int:
         """Committed tokens whose computation is not launched yet: 1 means decoding."""
         return 1 if self.ahead and any(self.ahead) else len(self.tokens) - self.num_launched
 
-    @property
-    def most_length(self) -> int:
-        """No longer than this, when all that is ahead has been read."""
-        return min(len(self.tokens) + sum(self.ahead), self.max_length) if self.ahead else len(self.tokens)
+    def outlook(self) -> tuple[int | None, int, int]:
+        """Where its next work begins, None: at a newest token that only the device knows. How long it is at most when
+        all that is ahead has been read. How many more tokens it may have, should that bring as few as it can."""
+        known, most = len(self.tokens), self.max_length
+        bringing = [tokens for tokens in self.ahead if tokens] if self.ahead else None
+        if not bringing:
+            return self.num_launched, known, most - known
+        return None, min(known + sum(bringing), most), most - known - len(bringing)
 
-    @property
-    def room(self) -> int:
-        """How many more tokens it may have, should what is ahead bring as few as it can."""
-        return self.max_length - len(self.tokens) - (sum([most > 0 for most in self.ahead]) if self.ahead else 0)
-
-    def most_nodes(self, budget: int, spread: int) -> int:
-        """The budget, cut by what the request allows and by its room and spread: the last token is the target's own."""
+    def most_nodes(self, budget: int, room: int) -> int:
+        """The budget, cut by what the request allows and by the room: the last token is the target's own."""
         asked = self.params.max_draft_tokens
-        return max(0, min(budget, budget if asked is None else asked, self.room - 1 + spread))
+        return max(0, min(budget, budget if asked is None else asked, room - 1)) if budget else 0
 
     @property
     def wants_prompt_logprobs(self) -> bool:
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length
-
-    def launch(self, work_end: int | None, most: int) -> None:
-        """A round with a part of it is on its way: up to `work_end` (None: the device knows), appending at most so
-        many tokens."""
-        self.ahead.append(most)
-        if work_end is not None:
-            self.num_launched = work_end
 
     def note_told(self, num_tokens: int, chars: int, end: bool) -> None:
         """An update went out; said twice it changes nothing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.engine.round import Plan
-from paceline.models.frame import Size, shape_of
+from paceline.models.frame import Size
 
 FEW = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sequences that decode
 MIXED = (8, 32, 128, 256)  # and those beside prompt chunks
@@ -13,9 +13,10 @@ NODES = (0, 1, 2, 3, 5, 8, 16, 32, 64)
 
 def find_size(plan: Plan, max_nodes: int) -> Size | None:
     """The size of the captured round that serves this one; None: there is none so large."""
-    exact = Size.exact(shape_of(plan.work), plan.num_sampling)
+    shape = plan.shape
+    exact = Size.exact(shape, plan.num_sampling)
     nodes = min(_up(exact.nodes, NODES) or exact.nodes, max(max_nodes, exact.nodes))
-    if exact.chunks == 0 and all(work.count == 1 for work in plan.work):
+    if exact.chunks == 0 and all(count == 1 for count, _ in shape):
         sampling = _up(exact.sampling, FEW)
         return None if sampling is None else Size(sampling * (1 + nodes), sampling, 0, nodes)
     rows, sampling = _up(exact.rows, ROWS), _up(exact.sampling, MIXED)

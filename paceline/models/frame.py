@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paceline.cache.slots import Slots
 from paceline.kernels.ops import RowTiles, Span
-from paceline.models.batch import Array, Places, Shape, Work
+from paceline.models.batch import Array, Places, Shape
 
 LONG = 64  # rows of a prompt chunk that are looked at together
 
@@ -108,6 +108,8 @@ class Frame(Places):
 
     def fill(self, shape: Shape, num_sampling: int, given: FrameInput, table: Slots) -> None:
         """Send what this round differs in from the last that was filled in."""
+        if self._filled == (shape, num_sampling, given):
+            return
         size, number = self.size, num_sampling
         layout = _layout(shape, number, size)
         rows = np.zeros((3, size.sequences), dtype=np.int64)
@@ -120,11 +122,9 @@ class Frame(Places):
         budgets[:number] = given.budgets[:number]
         drafting = np.where(budgets > 0, rows[0, : size.sampling], table.null)
         moving = np.concatenate([*rows, drafting, budgets])
-        if self._filled and self._filled[0] is layout and np.array_equal(self._filled[1], moving):
-            return
-        self._filled = layout, moving
         sent = torch.from_numpy(np.concatenate([layout, moving]))
         self._buffer.copy_(sent.pin_memory() if self._buffer.is_cuda else sent, non_blocking=True)
+        self._filled = shape, num_sampling, given
 
 
 def _lengths(size: Size) -> dict[str, int]:
@@ -181,7 +181,3 @@ def _tiles(sizes: Array, firsts: Array, seat: Array, size: Size) -> list[Array]:
     if listed:
         long[:, : len(listed)] = np.array(listed, dtype=np.int64).T
     return [*short, *long]
-
-
-def shape_of(work: list[Work]) -> Shape:
-    return tuple([(item.count, item.num_nodes) for item in work])

@@ -9,14 +9,15 @@ draft could leave stale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 
 import torch
 from torch import Tensor
 
 from paceline.errors import first_line
 from paceline.params import SamplingParams
-from paceline.sampling.state import Rows, SamplerState, Words
+from paceline.sampling.state import Kind, Rows, SamplerState, Words
 
 NEVER = float("-inf")
 LIKELY = 512  # tokens that are sorted before all are
@@ -26,25 +27,30 @@ Stage = Callable[[Tensor, Rows, SamplerState], Tensor]
 
 def process(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     """[R, V] float32 → [R, V]; the input is left as it is."""
-    asked = [state.params[slot] for slot in rows.slot_list]
-    for needs, stage in STAGES:
-        if any(needs(params) for params in asked):
-            logits = stage(logits, rows, state)
+    for number in _joined({state.kinds[slot] for slot in rows.slot_list}):
+        logits = STAGES[number][1](logits, rows, state)
     return logits
 
 
-def kind_of(asked: Sequence[SamplingParams]) -> Hashable | None:
-    """What `process` does for these requests, as a key: the same for others of that kind. None: it needs the host."""
-    stages = [number for number, (needs, _) in enumerate(STAGES) if any(needs(params) for params in asked)]
+def kind_of(params: SamplingParams) -> Kind:
+    """What `process` does for a request, found once."""
+    stages = tuple([number for number, (needs, _) in enumerate(STAGES) if needs(params)])
+    tempered = all(STAGES[number][1] is _temperature for number in stages)
+    return Kind(params.greedy, stages, max(params.top_k, 0), tempered)
+
+
+def common_kind(kinds: AbstractSet[Kind]) -> Kind | None:
+    """What `process` does for requests of these kinds, as a key: the same for others alike. None: it needs the host."""
+    stages = _joined(kinds)
     if any(STAGES[number][1] in _ASKING_THE_HOST for number in stages):
         return None
-    most = max([params.top_k for params in asked], default=0) if any(params.top_k > 0 for params in asked) else 0
-    return all(params.greedy for params in asked), tuple(stages), most
+    tempered = all(kind.tempered for kind in kinds)
+    return Kind(all(kind.greedy for kind in kinds), stages, max([kind.top_k for kind in kinds], default=0), tempered)
 
 
-def tempered(params: SamplingParams) -> bool:
-    """Whether temperature and noise at most come between the raw logits and the token."""
-    return not any(needs(params) for needs, stage in STAGES if stage is not _temperature)
+def _joined(kinds: AbstractSet[Kind]) -> tuple[int, ...]:
+    """The stages that any of them needs, in their order."""
+    return tuple(sorted({number for kind in kinds for number in kind.stages}))
 
 
 def _functions(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:

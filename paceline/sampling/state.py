@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +54,15 @@ class Words:
         return self._faults.get((len(output), hash(tuple(output)))) if self._faults else None
 
 
+class Kind(NamedTuple):
+    """What the pipeline does for a request, as a key."""
+
+    greedy: bool
+    stages: tuple[int, ...]  # numbers of `processors.STAGES`
+    top_k: int  # 0: none
+    tempered: bool  # temperature and noise at most come between the raw logits and the token
+
+
 class SamplerState:
     """Slot-resident parameters. `set` when a sequence takes its slot; nothing to undo when it leaves."""
 
@@ -66,24 +75,27 @@ class SamplerState:
         self.bias: Tensor | None = None  # [S+1, V], made when first needed; -inf where a token is not allowed
         self.words = {table.null: Words([], [])}
         self.params = {table.null: SamplingParams(temperature=0)}
+        self._pins = device.type == "cuda"  # from other memory a copy waits for every round in flight
         self.picks = device.type == "cpu" and library() is not None  # the library can pick tokens
+        self.kinds = {table.null: Kind(True, (), 0, True)}
         self.tempered = {table.null}  # slots whose request needs temperature and noise at most
         self._sampled: set[int] = set()  # slots whose request needs noise
 
     def set(self, slot: int, params: SamplingParams, words: Words, seed: int, sample: int) -> None:
-        from paceline.sampling.processors import tempered  # which is written in terms of this state
+        from paceline.sampling.processors import kind_of  # which is written in terms of this state
 
-        self.params[slot], self.words[slot] = params, words
-        (self.tempered.add if tempered(params) else self.tempered.discard)(slot)
+        self.params[slot], self.words[slot], self.kinds[slot] = params, words, kind_of(params)
+        (self.tempered.add if self.kinds[slot].tempered else self.tempered.discard)(slot)
         (self._sampled.discard if params.greedy else self._sampled.add)(slot)
         greedy = params.greedy  # then nothing after the penalties may touch its rows
         floats = (1.0, 1.0, 0.0) if greedy else (params.temperature, params.top_p, params.min_p)
         penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
-        self._floats[:, slot].copy_(torch.tensor([*floats, *penalties], dtype=torch.float32), non_blocking=True)
+        given = torch.tensor([*floats, *penalties], dtype=torch.float32, pin_memory=self._pins)
+        self._floats[:, slot].copy_(given, non_blocking=True)
         signed = seed - 2**64 if seed >= 2**63 else seed
         biased = bool(params.logit_bias) or params.allowed_token_ids is not None
         ints = [0 if greedy else max(params.top_k, 0), params.min_tokens, signed, sample, int(greedy), int(biased)]
-        self._ints[:, slot].copy_(torch.tensor(ints, dtype=torch.int64), non_blocking=True)
+        self._ints[:, slot].copy_(torch.tensor(ints, dtype=torch.int64, pin_memory=self._pins), non_blocking=True)
         if biased:
             self._set_bias(slot, params)
 
@@ -91,7 +103,7 @@ class SamplerState:
         if self.bias is None:
             shape = (self.table.num_slots + 1, self.vocab_size)
             self.bias = torch.zeros(shape, dtype=torch.float32, device=self.device)
-        row = torch.zeros(self.vocab_size, dtype=torch.float32)
+        row = torch.zeros(self.vocab_size, dtype=torch.float32, pin_memory=self._pins)
         if params.allowed_token_ids is not None:
             row.fill_(float("-inf"))
             row[list(params.allowed_token_ids)] = 0.0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.sampling.rules import Rule
 
 
-@dataclass
+@dataclass(slots=True)
 class Decision:
     """A verdict's part for one sequence, on the host."""
 
@@ -64,6 +64,8 @@ class Verdict:
     def decisions(table: list[list[int]]) -> list[Decision]:
         """What `table` says, on the host."""
         width = len(table[0]) // 2 if table else 0
+        if width == 1:  # nothing was drafted
+            return [Decision([token], []) for token, _ in table]
         return [Decision(row[: row[-1] + 1], row[width : width + row[-1]]) for row in table]
 
 

@@ -6,6 +6,7 @@ It relies on `LLM.add`, `step` and `abort` as the design states them: completed 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -94,7 +95,10 @@ def run(connection: Connection, make: Callable[[], Any]) -> None:
     log = logging.getLogger("paceline")
     log.addHandler(_Notices(connection))
     try:
-        Loop(connection, make()).run()
+        llm = make()
+        gc.collect()
+        gc.freeze()  # what is loaded stays: looking through it for garbage would hold up everybody's text
+        Loop(connection, llm).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the server has gone
     except BaseException as error:

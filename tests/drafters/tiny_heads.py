@@ -122,12 +122,13 @@ class Spy:
         def spied(context: Context) -> Proposal:
             proposal: Proposal = propose(context)
             table, sizes = context.table, torch.minimum(proposal.sizes, context.budgets).tolist()
-            places = zip(context.slot_list, context.lengths.tolist(), sizes)
+            places = zip(context.slots.tolist(), context.lengths.tolist(), sizes)
             for (slot, length, size), tokens, parents in zip(
                 places, proposal.tokens.tolist(), proposal.parents.tolist()
             ):
                 text = table.tokens.tensor[slot, :length].tolist()
-                self.seen.append(Draft(text, tokens[:size], parents[:size]))
+                if slot != table.null:  # the row of one that does not draft
+                    self.seen.append(Draft(text, tokens[:size], parents[:size]))
             return proposal
 
         self.made.propose = spied

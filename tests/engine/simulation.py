@@ -90,10 +90,11 @@ class Simulation:
         """Note what drafts the pages allow when the sequence is asked how long they may be."""
         asked = sequence.most_nodes
 
-        def most_nodes(budget: int, spread: int) -> int:
-            nodes = asked(budget, spread)
-            assert nodes == min(self.plan.max_nodes, max(0, sequence.room - 1 + self.plan.spread))
-            reach, held = sequence.most_length, len(sequence.pages)
+        def most_nodes(budget: int, room: int) -> int:
+            nodes = asked(budget, room)
+            _, reach, left = sequence.outlook()
+            assert nodes == min(self.plan.max_nodes, max(0, left - 1 + self.plan.spread))
+            held = len(sequence.pages)
             furthest = min(reach + nodes, sequence.max_length + self.plan.spread)
             fits = -(-furthest // SIZE) - held <= self.pool.num_available
             self.fitting[sequence.request_id] = nodes if fits else max(0, min(nodes, held * SIZE - reach))
@@ -318,7 +319,7 @@ class Simulation:
             real = self.device[sequence.request_id]
             assert real[: len(sequence.tokens)] == sequence.tokens
             least = len(sequence.tokens) + sum(most > 0 for most in sequence.ahead)
-            assert min(least, sequence.max_length) <= len(real) <= sequence.most_length <= sequence.max_length
+            assert min(least, sequence.max_length) <= len(real) <= sequence.outlook()[1] <= sequence.max_length
             assert sequence.ahead or sequence.num_launched == sequence.num_computed < len(sequence.tokens)
 
     def check_arrival_order(self) -> None:

@@ -58,7 +58,7 @@ def test_a_round_given_its_slots_on_the_device_says_what_plain_decoding_says(nam
         plan = Plan(sequences, list(work), 3 if nodes else 0, 3)
         if engine.runner.listener is not None:
             engine.runner.note(engine.runner.listener, plan)
-        engine.runner.run(plan, Times(0.0), slots)
+        engine.runner.run(plan, Times(0.0))
     lengths = engine.table.lengths[slots].tolist()
     for sequence, length, row in zip(sequences, lengths, engine.table.tokens.tensor[slots].tolist()):
         prompt = sequence.tokens[: sequence.prompt_length]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from typing import Any
 
 import pytest
@@ -390,3 +391,23 @@ def test_a_request_that_runs_out_of_tokens_later_keeps_what_it_had(behind: int |
         1,
     )
     assert_empty(llm)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_is_loaded_is_no_garbage_while_answers_are_made_and_afterwards_all_is_as_before(frozen: bool) -> None:
+    seen: list[int] = []
+
+    def look(tokens: list[int], logits: torch.Tensor) -> torch.Tensor:
+        seen.append(gc.get_freeze_count())
+        return logits
+
+    llm = tiny_llm(None)
+    gc.unfreeze()
+    if frozen:
+        gc.freeze()
+    try:
+        llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2, logits_processors=[look]))
+        assert seen and all(count > 0 for count in seen)
+        assert (gc.get_freeze_count() > 0) == frozen, "what the caller froze stays so"
+    finally:
+        gc.unfreeze()

@@ -198,12 +198,12 @@ def test_a_sequence_with_a_round_ahead_goes_on_from_wherever_the_device_stands()
         (None, 1, 3, 10),
         (None, 1, 3, 14),
     ]
-    assert sequence.ahead == [4, 4, 4] and sequence.most_length == 19 and len(sequence.pages) == -(-18 // SIZE)
+    assert sequence.ahead == [4, 4, 4] and sequence.outlook()[1] == 19 and len(sequence.pages) == -(-18 // SIZE)
     read(scheduler, rounds[0], [60])
-    assert sequence.ahead == [4, 4] and sequence.most_length == 16 and sequence.next_start is None
+    assert sequence.ahead == [4, 4] and sequence.outlook()[:2] == (None, 16)
     read(scheduler, rounds[1], [60])
     read(scheduler, rounds[2], [60] * 4)
-    assert (sequence.next_start, sequence.num_left, len(sequence.tokens)) == (12, 1, 13)
+    assert (sequence.outlook()[:2], sequence.num_left) == ((12, 13), 1)
 
 
 def test_prompt_chunks_follow_each_other_without_being_read() -> None:
@@ -225,7 +225,7 @@ def test_a_sequence_that_what_is_ahead_will_surely_end_gets_no_further_round() -
     sequence = make_sequence("a", [1] * 6, 9)
     prefill(scheduler, sequence)
     assert [len(launch(scheduler)) for _ in range(3)] == [1, 1, 0]
-    assert sequence.room == 0 and sequence.most_length == 9
+    assert sequence.outlook() == (None, 9, 0)
 
 
 def test_drafts_leave_room_for_what_the_rounds_ahead_bring_at_least() -> None:
@@ -233,7 +233,7 @@ def test_drafts_leave_room_for_what_the_rounds_ahead_bring_at_least() -> None:
     sequence = make_sequence("a", [1] * 6, 12)
     prefill(scheduler, sequence)
     nodes = [work.num_nodes for _ in range(5) for _, work in launch(scheduler, 9)]
-    assert nodes == [4, 3, 2, 1, 0] and sequence.most_length == 12
+    assert nodes == [4, 3, 2, 1, 0] and sequence.outlook()[1] == 12
     assert len(sequence.pages) * SIZE == 12, "no page beyond the limit"
 
 
