@@ -59,9 +59,12 @@ def select(name: str, device: torch.device, dtype: torch.dtype, quantization: st
         raise OptionError(f"quantization={quantization!r} needs the native kernels on a CPU, not {name!r} on {device}")
     if name == "triton":
         try:
+            from paceline.kernels.triton.device import INTERPRETED
             from paceline.kernels.triton.ops import TritonOps
         except ImportError as error:
             raise OptionError(f"kernels='triton' needs the package triton: {error}") from None
+        if device.type != "cuda" and not INTERPRETED:
+            raise OptionError(f"kernels='triton' runs on a GPU, not on {device}; on a CPU use auto or native")
         return TritonOps(device)
     if name == "reference":
         from paceline.kernels.reference import ReferenceOps
