@@ -101,7 +101,6 @@ for rows, as_request in ((SAME, False), (SAME_REQUEST, True)):
 NO_EFFECT = {
     "vLLM": {
         "use_v2_block_manager": True,
-        "enforce_eager": True,
         "swap_space": 4,
         "disable_log_stats": True,
         "disable_log_requests": True,

@@ -32,11 +32,12 @@ def test_an_engine_understands_foreign_spellings(caplog: pytest.LogCaptureFixtur
             max_num_batched_tokens=32,
             num_gpu_blocks_override=20,
             enforce_eager=True,
+            swap_space=4,
         )
     drafter, scheduler = llm.engine.drafter, llm.engine.scheduler
     assert drafter is not None and (drafter.name, drafter.max_nodes) == ("draft_model", 2)
     assert (scheduler.prefix_caching, scheduler.max_batched_tokens, scheduler.pool.num_pages) == (False, 32, 20)
-    assert "enforce_eager" in caplog.text
+    assert llm.options.enforce_eager and "swap_space" in caplog.text
 
 
 def test_a_colossal_script_runs_as_it_is_written(caplog: pytest.LogCaptureFixture) -> None:
