@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anybody imports Triton: its kernels are run by its interpreter
+
 from paceline.kernels.cpu.library import library
 
 torch.set_num_threads(1)

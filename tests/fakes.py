@@ -150,9 +150,11 @@ class Replay(Known):
         if seen.verdict is None:
             return
         counts = (seen.verdict.nodes >= 0).sum(1).tolist()
-        for nodes, count, _ in zip(seen.verdict.nodes.tolist(), counts, range(self._num_drafting)):
-            self.histogram.lengths[count] += 1
-            self.histogram.branches.update(node % self.width for node in nodes[:count])
+        sizes = [2] * self._num_drafting if seen.table.apart else seen.batch.places.sampled_counts
+        for nodes, count, size in zip(seen.verdict.nodes.tolist(), counts, sizes):
+            if size > 1:
+                self.histogram.lengths[count] += 1
+                self.histogram.branches.update(node % self.width for node in nodes[:count])
 
     @property
     def width(self) -> int:

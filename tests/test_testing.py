@@ -30,7 +30,7 @@ def test_the_page_s_drafter_keeps_the_contract_as_the_page_s_test_says(monkeypat
     monkeypatch.setattr(testing, "check_drafter", lambda factory: seen.append(check_drafter(factory)) or seen[0])
     SHOWN["test_it_changes_no_token"]()
     [checked] = seen
-    assert checked.runs == 6 * 2 + 3 * 4 + 3
+    assert checked.runs == 7 * 2 + 3 * 4 + 3
     assert checked.accepted > 50 and checked.proposed > checked.accepted
 
 

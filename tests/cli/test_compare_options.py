@@ -66,10 +66,10 @@ def test_flags_without_effect_say_so_and_so_do_those_that_do_not_apply(
     result = run(checkpoint, tmp_path / "quiet", *words)
     assert result.exit_code == 0
     assert result.stderr == ""
-    more = ["--disable-log-stats", "--enforce_eager", "--drafter-quantization", "int8"]
+    more = ["--disable-log-stats", "--use_v2_block_manager", "--drafter-quantization", "int8"]
     said = run(checkpoint, tmp_path, *words, *more).stderr
     assert "--disable-log-stats has no effect here" in said
-    assert "--enforce_eager has no effect here" in said
+    assert "--use_v2_block_manager has no effect here" in said
     assert "a draft model's quantization int8 has no effect: no draft model was given" in said
     assert len(said.strip().splitlines()) == 3
 

@@ -61,7 +61,9 @@ class Spied(LookaheadDrafter):
 
     def propose(self, context: Context) -> Proposal:
         proposal = super().propose(context)
-        for row, slot in enumerate(context.slot_list):
+        for row, slot in enumerate(context.slots.tolist()):
+            if slot == context.table.null:  # it does not draft
+                continue
             size = int(proposal.sizes[row])
             text = context.table.tokens.tensor[slot, : int(context.lengths[row])].tolist()
             nodes = zip(*(part[row, :size].tolist() for part in (proposal.tokens, proposal.parents, proposal.scratch)))
@@ -71,7 +73,7 @@ class Spied(LookaheadDrafter):
     def observe(self, seen: Observation) -> None:
         super().observe(seen)
         places, layout = seen.batch.places, seen.batch.layout
-        for number, slot in enumerate(seen.slot_list[: places.num_sampling]):
+        for number, slot in enumerate(seen.batch.slots.tolist()[: places.num_sampling]):
             nodes = self.rounds[slot][-1]["nodes"] if self.rounds[slot] else []
             rows = places.sampled[places.index[number]][: 1 + len(nodes)]
             if len(nodes) and places.num_nodes:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from paceline.cache.slots import Slots
 from paceline.drafters import tree
 from paceline.models.batch import Batch, Nodes, Places, Static, Work, pack, pack_rows, places_of
+from tests.models.frames import pack_in_frame
 
 CPU = torch.device("cpu")
 MAX_LENGTH, NUM_SLOTS = 40, 6
@@ -188,18 +189,18 @@ def test_ragged_rows_are_what_plain_counting_says(seed: int, chain: bool) -> Non
 @pytest.mark.parametrize("chain", [True, False], ids=["chains", "trees"])
 @pytest.mark.parametrize("seed", range(40))
 def test_static_rows_are_the_ragged_ones_with_padding_between_them(seed: int, chain: bool) -> None:
-    """Once as the engine asks for it, through `pack`; once with starts that only the device knows."""
+    """In a frame: once with starts that the host knows, once with some that only the device knows."""
     case = make_case(random.Random(seed), chain)
     ragged = pack(case.work, case.table(apart=False), case.block_size, case.nodes(), case.num_sampling)
     table = case.table(apart=True)
-    known = pack(case.padded(), table, case.block_size, case.nodes(), case.num_sampling)
+    known = pack_in_frame(case.padded(), table, case.block_size, case.nodes(), case.num_sampling)
     newest = [
         item._replace(start=None, bound=item.start or 0)
         if item.start == len(case.texts[item.slot]) - 1 and item.count == 1
         else item
         for item in case.padded()
     ]
-    for batch in (known, pack(newest, table, case.block_size, case.nodes(), case.num_sampling)):
+    for batch in (known, pack_in_frame(newest, table, case.block_size, case.nodes(), case.num_sampling)):
         taken = 0
         row = 0
         for wide, rows in zip(case.padded(), rows_of(case)):
@@ -215,7 +216,7 @@ def test_static_rows_are_the_ragged_ones_with_padding_between_them(seed: int, ch
                 row += 1
         assert taken == len(ragged.ids) and row == len(batch.ids)
         check_spans(batch, [item.count + item.num_nodes for item in case.padded()])
-        assert batch.slots.tolist() == ragged.slots.tolist()
+        assert batch.slots.tolist() == [*ragged.slots.tolist(), table.null]
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -52,7 +52,7 @@ def make(name: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("kernels", [name for name in KERNELS if name != "auto"])
+@pytest.mark.parametrize("kernels", [name for name in KERNELS if name not in ("auto", "triton")])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_are_those_of_transformers(
     name: str, kernels: str, tmp_path: Path, record_property: Callable[[str, object], None]

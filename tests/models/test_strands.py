@@ -12,6 +12,7 @@ from paceline.models import loader, strands
 from paceline.models.batch import Batch, Nodes, Work, pack
 from paceline.models.strands import cut, gather, group
 from tests.models.fallback_families import SHOWN, make
+from tests.models.frames import pack_in_frame
 from tests.models.running import CPU
 
 TEXTS = ([(7 * i + 3) % 90 + 3 for i in range(20)], [(11 * i + 5) % 90 + 3 for i in range(9)])
@@ -86,7 +87,7 @@ def test_rows_of_nobody_are_in_no_strand() -> None:
         table.pages.write(slot, 0, [5, 2, 9, 11])
     table.flush()
     fewer = nodes()._replace(sizes=torch.tensor([6, 2]))
-    layout = pack([Work(0, 19, 1, 6), Work(1, 8, 1, 6)], table, 8, fewer).layout
+    layout = pack_in_frame([Work(0, 19, 1, 6), Work(1, 8, 1, 6)], table, 8, fewer, 2).layout
     assert [one.rows for one in cut(layout)][3:] == [[7, 8], [9]]
 
 

@@ -83,7 +83,7 @@ def test_two_models_are_one_too_many() -> None:
     assert "'here' and --model there were both given; name one model" in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("flag", ["--use-v2-block-manager", "--enforce-eager"])
+@pytest.mark.parametrize("flag", ["--use-v2-block-manager", "--disable-log-requests"])
 def test_a_flag_without_effect_is_taken_and_says_so(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
     for written in (flag, "--" + flag[2:].replace("-", "_")):
         _, said = chosen(monkeypatch, written)
