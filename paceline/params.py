@@ -125,7 +125,7 @@ class SamplingParams:
         check_number("repetition_penalty", self.repetition_penalty, 1 / LARGEST, LARGEST)
 
     def _check_counts(self) -> None:
-        check_count("top_k", self.top_k, -1)
+        check_count("top_k", self.top_k, -1, 2**63 - 1)  # it goes into a table
         check_count("n", self.n, 1)
         check_count("min_tokens", self.min_tokens, 0)
         for name, least in (("max_tokens", 1), ("logprobs", 0), ("prompt_logprobs", 0), ("max_draft_tokens", 0)):

@@ -127,7 +127,7 @@ def _read_call(call: Any) -> Any:
         return call
     try:
         return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, or none that Python reads
         return call
 
 

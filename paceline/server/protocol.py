@@ -14,6 +14,7 @@ from paceline.errors import OptionError
 from paceline.params import SamplingParams
 
 MOST_CHOICES = 128  # of a prompt
+MOST_DIGITS = 18  # of a token id
 MOST_PROMPTS = 256  # of a request
 MOST_LISTED = {"stop": 64, "bad_words": 256, "stop_token_ids": 1024}  # each is looked for in every token
 PASSED_ON = (
@@ -243,7 +244,7 @@ class DetokenizeRequest(Strict):
 
 def _read_bias(given: dict[str, Any]) -> dict[int, Any]:
     """JSON has no whole numbers as keys."""
-    wrong = next((key for key in given if not key.isascii() or not key.isdigit()), None)
+    wrong = next((key for key in given if not key.isascii() or not key.isdigit() or len(key) > MOST_DIGITS), None)
     if wrong is not None:
-        raise OptionError(f"logit_bias has the key {wrong!r}; allowed: token ids")
+        raise OptionError(f"logit_bias has the key {wrong!r:.60}; allowed: token ids")
     return {int(key): value for key, value in given.items()}

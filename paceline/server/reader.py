@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.errors import OptionError
 from paceline.models import loader
-from paceline.params import SamplingParams
+from paceline.params import SamplingParams, check_text
 from paceline.prompts import Prompt, encode
 from paceline.requests import Limits, check
 from paceline.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -75,11 +75,12 @@ class Reader:
 
     def _converse(self, messages: Any, tools: Any, how: dict[str, Any]) -> Prompt:
         self._need_tokenizer()
-        reserved = how.keys() & {"chat_template", "tokenize", "conversation", "messages", "tools"}
+        reserved = how.keys() & {"self", "chat_template", "tokenize", "conversation", "messages", "tools"}
         if reserved:
             raise OptionError(f"chat_template_kwargs has {min(reserved)!r}, which is not for the template")
         text = self.template.render(messages, tools, **how)
         self._check_length(text)
+        check_text("the conversation", text)  # a role, a name or a tool may hold what a content may not
         return Prompt(text, list(self.tokenizer.encode(text, add_special_tokens=not self.template.own)))
 
     def _need_tokenizer(self) -> None:

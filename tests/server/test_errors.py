@@ -56,6 +56,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"n": 10**6}, "n=1000000"),
     ({"n": 10**30}, "n=1"),
     ({"top_k": -7}, "top_k"),
+    ({"top_k": 2**63}, "top_k"),
     ({"seed": 2**70}, "seed"),
     ({"logprobs": 10**6}, "logprobs"),
     ({"logprobs": -1}, "logprobs"),
@@ -63,6 +64,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"stop": "\ud800"}, "surrogate"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"99999": 1}}, "99999"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"),
     ({"allowed_token_ids": []}, "allowed_token_ids"),
     ({"bad_words": [""]}, "bad_words"),
@@ -104,6 +106,8 @@ def test_a_wrong_completion_is_a_400_that_names_it(served: Served, change: dict[
 
 JSON = {"content-type": "application/json"}
 WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"chat_template_kwargs": {"self": 1}}, "self"),
+    ({"messages": [{"role": "\ud800", "content": "x"}]}, ""),
     ({"messages": []}, "message"),
     ({"messages": None}, "messages"),
     ({"text": "both"}, "messages"),
@@ -303,3 +307,10 @@ def test_the_document_names_every_route_and_every_error(served: Served) -> None:
                 assert {"200", "401"} <= told["responses"].keys(), path
     assert {"400", "404", "413", "429", "503"} <= document["paths"]["/v1/completions"]["post"]["responses"].keys()
     assert served.get("/docs").status_code == 200
+
+
+@pytest.mark.parametrize("arguments", ["9" * 5000, "[" * 100_000, "{"], ids=["digits", "brackets", "half"])
+def test_arguments_of_a_call_that_nobody_can_read_are_no_mistake_of_the_servers(served: Served, arguments: str) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "a", "arguments": arguments}}]}
+    answer = served.post("/v1/chat/completions", {"messages": [*MESSAGES, call, *MESSAGES], "max_tokens": 1})
+    assert answer.status_code in (200, 400), answer.text
