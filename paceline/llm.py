@@ -21,7 +21,7 @@ from paceline.cache.windowed import WindowPages
 from paceline.drafters import formats
 from paceline.drafters.base import Drafter, Needs, Target
 from paceline.engine import sequence as sequences
-from paceline.engine.capture import cuda_capture
+from paceline.engine.capture import CudaCapture
 from paceline.engine.device import DeviceRunner
 from paceline.engine.engine import Engine
 from paceline.engine.memory import Room, check_room, page_bytes, size_cache, working_bytes
@@ -190,7 +190,7 @@ class LLM(Shared):
         if not table.apart:
             return Runner(target, cache, table, rule)
         captured = target.device.type == "cuda" and target.model.ops.captures and not self.options.enforce_eager
-        return DeviceRunner(target, cache, table, rule, cuda_capture() if captured else None)
+        return DeviceRunner(target, cache, table, rule, CudaCapture() if captured else None)
 
     def set_drafter(self, drafter: Any) -> None:
         """Turn speculation on, off (None) or over to another drafter; running requests go on."""

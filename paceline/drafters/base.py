@@ -387,6 +387,12 @@ class QuietDrafter:
         pass
 
 
+def captured_as(drafter: Drafter | None) -> Hashable | None:
+    """What its part of a captured round depends on, beside the round's size; None: it is not to be captured, as one
+    that does not say."""
+    return () if drafter is None else getattr(drafter, "captured_as", lambda: None)()
+
+
 def listens(drafter: Drafter | None) -> bool:
     """Whether a drafter has anything of its own to do when it is told of a round."""
     told = (getattr(drafter, name, None) for name in ("note", "observe"))
@@ -409,5 +415,6 @@ __all__ = [
     "QuietDrafter",
     "Taps",
     "Target",
+    "captured_as",
     "listens",
 ]

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from paceline.cache.kv import KVCache
-from paceline.drafters.base import Context, Drafter, DrafterConfig, HostRows, Needs, Observation, Taps, Target
+from paceline.drafters.base import (
+    Context,
+    Drafter,
+    DrafterConfig,
+    HostRows,
+    Needs,
+    Observation,
+    Taps,
+    Target,
+    captured_as,
+)
 from paceline.drafters.tree import PADDING, Proposal
 from paceline.errors import OptionError
 
@@ -77,7 +87,7 @@ class FirstOfDrafter:
             drafter.note(replace(rows, num_drafting=asked, judged=False))
 
     def captured_as(self) -> Hashable | None:
-        parts = [getattr(drafter, "captured_as", lambda: None)() for drafter in self.drafters]
+        parts = [captured_as(drafter) for drafter in self.drafters]
         return None if None in parts else tuple(parts)
 
     def _note_asked(self, drafter: Drafter, numbers: list[int]) -> None:

@@ -15,6 +15,7 @@ from paceline.drafters.base import Drawn
 from paceline.drafters.tree import PADDING, Proposal
 from paceline.kernels.chain import Drafts, Picks
 from paceline.kernels.cpu.chain import pick
+from paceline.kernels.held import hold
 from paceline.kernels.rounds import Rounds
 from paceline.sampling import noise
 from paceline.sampling.processors import process
@@ -223,7 +224,7 @@ class DraftContext:
         """A chain cut to its budgets by kernels; nobody need cut it again."""
         probs = torch.cat(self._probs, dim=1) if self._probs else None
         room = (self._most(), self.slots, self.table.tables, self.spread)
-        sizes, parents = rounds.cut(*room, most, _straight(*self._tokens.shape, self._tokens.device))
+        sizes, parents = rounds.cut(*room, most, hold(_straight(*self._tokens.shape, self._tokens.device)))
         self._whole = Proposal(self._tokens, parents, sizes, True, probs, names=(name,))
         return self._whole
 

@@ -10,21 +10,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.cache.kv import KVCache
 from paceline.cache.slots import Slots
-from paceline.drafters.base import Drafter, Observation, Target
+from paceline.drafters.base import Drafter, Observation, Target, captured_as
 from paceline.drafters.tree import PADDING, Proposal
 from paceline.engine.context import DraftContext, Given
 from paceline.engine.round import Plan, PromptRows, Report, Round, Sent, Times, histories, pad_proposal, undrafted
 from paceline.engine.runner import Runner, wanted_rows
 from paceline.engine.sizes import find_size, usual_sizes
+from paceline.kernels.held import holding
 from paceline.kernels.ops import Hidden, see_windows
-from paceline.models.batch import Batch, Nodes, Places, Static, holding, pack_rows, places_of, reaches_of
+from paceline.models.batch import Batch, Nodes, Static, pack_rows, places_of, reaches_of
 from paceline.models.frame import Frame, FrameInput, Size
 from paceline.sampling.processors import common_kind, process
 from paceline.sampling.rules import Rule
@@ -61,7 +62,7 @@ class Captured:
     asked: Asked
     outcome: Outcome
     replay: Callable[[], None]
-    held: list[Places]  # which it reads
+    held: list[Any]  # kept tensors that it reads
 
 
 class DeviceRunner(Runner):
@@ -141,7 +142,7 @@ class DeviceRunner(Runner):
     def _key(self, plan: Plan, size: Size, handed: Proposal | None, new: bool) -> Hashable | None:
         """What a round has in common with all that replay it; None: it is not to be captured."""
         kind = common_kind({self.state.kinds[slot] for slot in plan.slots[: plan.num_sampling]})
-        shaped = getattr(self.drafter, "captured_as", lambda: None)() if self.drafter is not None else ()
+        shaped = captured_as(self.drafter)
         if kind is None or shaped is None or plan.wants_prompt_logprobs:
             return None
         if handed is not None:
@@ -158,7 +159,7 @@ class DeviceRunner(Runner):
         sizes = [] if self._capture is None else usual_sizes(self.table.num_slots, rows, nodes)
         for number, size in enumerate(sizes):
             yield number, len(sizes)
-            shaped = getattr(self.drafter, "captured_as", lambda: None)() if self.drafter is not None else ()
+            shaped = captured_as(self.drafter)
             key = size, common_kind(set()), size.nodes > 0, False, shaped
             if shaped is not None and key not in self._captured:
                 self._captured[key] = self._remember(size, Asked([], size.nodes > 0, False))

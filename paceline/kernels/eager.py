@@ -175,7 +175,11 @@ class EagerForward:
 
     def finish(self, final: Tensor) -> Hidden:
         self.states[FINAL] = final
-        return Hidden(final, torch.cat([self.states[tap] for tap in self.taps], dim=-1) if self.taps else None)
+        return Hidden(final, self.tapped())
+
+    def tapped(self) -> Tensor | None:
+        """The tapped boundaries side by side, in the order asked for."""
+        return torch.cat([self.states[tap] for tap in self.taps], dim=-1) if self.taps else None
 
     # What other kernels do differently.
 

@@ -21,8 +21,6 @@ for both, is answered by `Places`: who verifies, commits or observes gathers by 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,6 +29,7 @@ import torch
 from torch import Tensor
 
 from paceline.cache.slots import Slots
+from paceline.kernels.held import hold
 from paceline.kernels.ops import Layout, RowTiles, Span
 from paceline.kernels.rounds import Given, Rows
 
@@ -160,31 +159,12 @@ class Places:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self._device)
 
 
-@functools.lru_cache(maxsize=128)
-def _places_of(shape: Shape, num_sampling: int, num_nodes: int, device: torch.device) -> Places:
-    return Places(shape, num_sampling, num_nodes, device)
-
-
-_held: list[Places] | None = None
+_places_of = functools.lru_cache(maxsize=128)(Places)
 
 
 def places_of(shape: Shape, num_sampling: int, num_nodes: int, device: torch.device) -> Places:
     """Made once a shape: decode rounds repeat theirs."""
-    found = _places_of(shape, num_sampling, num_nodes, device)
-    if _held is not None:
-        _held.append(found)
-    return found
-
-
-@contextmanager
-def holding() -> Iterator[list[Places]]:
-    """All places that are asked for inside: who captures a round must hold on to them, a batch does not."""
-    global _held
-    before, _held = _held, []
-    try:
-        yield _held
-    finally:
-        _held = before
+    return hold(_places_of(shape, num_sampling, num_nodes, device))
 
 
 @dataclass

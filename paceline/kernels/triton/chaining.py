@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.chain import Chain, Drafts, Feeding, Link
+from paceline.kernels.held import hold
 from paceline.kernels.ops import Inputs, LayerCache, Layout, Ops, Span
 from paceline.kernels.rounds import Keyed
 from paceline.kernels.triton import picking
@@ -107,7 +108,7 @@ def _layout(feeding: Feeding, out: Tensor) -> Layout:
     _, slots, lines, base, write, first = out.unbind()
     pages, size, rows = feeding.page_table, feeding.block_size, len(slots)
     spans = [Span(row, 1, pages.shape[1] * size) for row in range(rows)]
-    return Layout(slots, lines, base, None, first, lines, write, pages, size, spans, _grid(rows, slots.device))
+    return Layout(slots, lines, base, None, first, lines, write, pages, size, spans, hold(_grid(rows, slots.device)))
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,17 +9,19 @@ description alone, and every kernel is row-invariant: so a row's bits depend on 
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.kernels.chain import Chain, Drafts
 from paceline.kernels.eager import EagerForward, EagerOps
+from paceline.kernels.experts import route
+from paceline.kernels.held import hold
 from paceline.kernels.ops import (
     FINAL,
     Describes,
@@ -35,6 +37,7 @@ from paceline.kernels.ops import (
 )
 from paceline.kernels.rounds import Rounds
 from paceline.kernels.triton import chaining, tuning
+from paceline.kernels.triton import experts as expert_kernels
 from paceline.kernels.triton import heads as head_kernels
 from paceline.kernels.triton import rows as row_kernels
 from paceline.kernels.triton.attention import Look, Tiles, attend, chunks_of, splits_of, tiles_of
@@ -46,7 +49,7 @@ from paceline.kernels.triton.rounds import TritonRounds
 MEASURED = Path(__file__).parent / "measured"  # tiles, a file for each kind of device: bench/gpu_kernels.py --tune
 
 
-class Waiting:
+class Waiting(ABC):
     """A value that is made when it is asked for, once."""
 
     made: Tensor | None = None
@@ -56,8 +59,8 @@ class Waiting:
             self.made = self.make()
         return self.made
 
-    def make(self) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def make(self) -> Tensor: ...
 
 
 @dataclass(eq=False)
@@ -190,7 +193,7 @@ class TritonForward(EagerForward):
         return super().add_positions(now(x), table, offset)
 
     def experts(self, x: Any, scores: Any, experts: Experts) -> Tensor:
-        return super().experts(now(x), now(scores), experts)
+        return expert_kernels.mix(now(x), route(now(scores), experts.routing, experts.bias), experts)
 
     def multiply(self, x: Any, y: Any) -> Tensor:
         return now(x) * now(y)
@@ -210,8 +213,7 @@ class TritonForward(EagerForward):
 
 def find_tiles(layout: Layout, kv_heads: int) -> list[Tiles]:
     if layout.tiles is None:
-        spans = tuple(layout.spans)
-        return _tiles_of(spans, layout.positions.device, kv_heads)
+        return hold(_tiles_of(tuple(layout.spans), layout.positions.device, kv_heads))
     reach = layout.page_table.shape[1] * layout.block_size
     chunks = chunks_of(reach)
     return [
@@ -239,17 +241,16 @@ class Late(Hidden):
 class TritonOps(EagerOps):
     name, chains, captures = "triton", True, True
     rounds: Rounds | None = TritonRounds()
+    forward = TritonForward
 
     def __init__(self, device: torch.device) -> None:
         for path in sorted(MEASURED.glob("*.json")):
             tuning.load(path, device)
 
-    forward = TritonForward
-
     def run(
         self, model: Describes, inputs: Inputs, caches: Sequence[LayerCache], taps: tuple[int, ...], head: Head | None
     ) -> Hidden:
-        f = TritonForward(inputs, caches, taps)
+        f = self.forward(inputs, caches, taps)
         final = model.describe(f)
         if head is None or FINAL in taps or not isinstance(final, Normed):
             hidden = f.finish(now(final))
@@ -257,13 +258,10 @@ class TritonOps(EagerOps):
                 hidden.logits, hidden.best = logits_best(hidden.final[head.rows], head.weight.data)
             return hidden
         best = logits_best(final.x[head.rows], head.weight.data, final.norm)
-        return Late(final, torch.cat([f.states[tap] for tap in taps], dim=-1) if taps else None, *best)
+        return Late(final, f.tapped(), *best)
 
     def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
         return chaining.draw(self, chain, caches)
-
-    def embed(self, weight: Weight, ids: Tensor) -> Tensor:
-        return F.embedding(ids, weight.data)
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
         return matmul_logits(hidden, weight.data)
