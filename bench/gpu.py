@@ -13,6 +13,7 @@
     long          a step after 32k tokens, against the time to read its cache
     serving       requests that arrive at random: first token, between tokens, throughput
     transformers  plain, prompt lookup and assisted generation of transformers in the same run
+    vllm          steps, first tokens and the head beside vLLM's, which runs by another Python (--peer-python)
 
 Each part writes bench/results/gpu_PART.json (--output another folder). Files of prompts in --data: mt_bench.jsonl,
 spec_bench.jsonl, humaneval.jsonl.gz. Without a GPU it says so and ends.
@@ -43,13 +44,14 @@ from gpu_common import (
 )
 from gpu_drafters import Fixed
 from gpu_exact import exact
+from gpu_peer import vllm
 from gpu_speed import head, long, lookup, serving, transformers
 
 from paceline import Eagle
 from paceline.bench import machine, results
 
 RESULTS = Path(__file__).parent / "results"
-HIDDEN = ("output", "data", "small", "large", "draft", "head")  # options that are places on one machine
+HIDDEN = ("output", "data", "small", "large", "draft", "head", "peer_python")  # options that are places on one machine
 
 
 def steps(bench: Bench) -> dict[str, Any]:
@@ -129,6 +131,7 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "long": long,
     "serving": serving,
     "transformers": transformers,
+    "vllm": vllm,
 }
 ALONE = ("steps", "verify", "profile", "long", "serving")  # those that need no files
 
@@ -141,6 +144,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--large", default="qwen2.5-coder-1.5b", help="a larger one; none: do without")
     parser.add_argument("--draft", help="a draft model for the small one; itself unless given")
     parser.add_argument("--head", help="an EAGLE head of the small one")
+    parser.add_argument("--peer-python", help="a Python that has vLLM")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kernels", help="the engine's own choice unless given")

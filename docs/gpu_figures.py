@@ -122,6 +122,16 @@ def transformers(data: dict[str, Any]) -> tuple[list[Table], str]:
     ], f"{data['model']}, one prompt at a time.{absent}"
 
 
+def vllm(data: dict[str, Any]) -> tuple[list[Table], str]:
+    heads = ["", "sequences", "paceline, ms", "vLLM, ms", "times as fast"]
+    rows = []
+    for row in data["rows"]:
+        times = [f"{row[name]:.2f}" for name in ("ours_ms", "peer_ms")]
+        rows.append([row["what"], str(row["batch"]), *times, _mark(f"{row['ratio']:.2f}×", row["ratio"] >= 1.0)])
+    told = "One after the other in one run; of real weights, milliseconds a token of one sequence. Bold: slower."
+    return [(heads, rows)], told
+
+
 PARTS = {
     "steps": steps,
     "verify": verify,
@@ -132,4 +142,5 @@ PARTS = {
     "long": long,
     "serving": serving,
     "transformers": transformers,
+    "vllm": vllm,
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 
 from paceline.bench import machine
 from paceline.bench.results import write
+from paceline.models.loader import find
 from tests.bench.scripts import ROOT, load
 from tests.drafters.tiny_eagle import tiny_eagle
 from tests.fakes import tiny_model
@@ -105,6 +107,52 @@ def test_profiles_and_peers_become_tables(figures: ModuleType, tmp_path: Path) -
     write(tmp_path / "peers.json", {"part": "transformers", **machine.record(), **told})
     text = figures.render("peers", tmp_path)
     assert "| t | 30.0 | 3.00× |" in text and "transformers: it is not installed." in text
+
+
+VLLM = """
+from types import SimpleNamespace as Made
+class SamplingParams:
+    def __init__(self, max_tokens, **more):
+        self.max_tokens = max_tokens
+        assert more["ignore_eos"] and not more["detokenize"]
+class LLM:
+    def __init__(self, model, **options):
+        import json, pathlib
+        assert json.loads((pathlib.Path(model) / "config.json").read_text())["model_type"] == "llama"
+        assert options["skip_tokenizer_init"] and not options["enable_prefix_caching"]
+        print("a line of its own")
+    def generate(self, prompts, params, use_tqdm):
+        assert all(0 <= token < 256 for prompt in prompts for token in prompt["prompt_token_ids"])
+        return [Made(outputs=[Made(token_ids=[0] * one.max_tokens)]) for one in params]
+"""
+
+
+def test_vllm_is_asked_the_same_in_a_process_of_its_own(
+    script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "vllm.py").write_text(VLLM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    words = ("vllm", "--peer-python", sys.executable, "--head", tiny_eagle("third"))
+    rows = run(script, monkeypatch, tmp_path, *words)["vllm"]["rows"]
+    assert [row["what"] for row in rows[:3]] == [
+        "llama-8b: first token of 32",
+        "llama-8b: a step",
+        "small: plain, temperature 0",
+    ]
+    assert all(row["ours_ms"] != row["peer_ms"] for row in rows)
+    assert "| llama-8b: a step | 1 |" in figures.render("gpu_vllm", tmp_path / "results")
+
+
+def test_an_exported_model_is_the_same_in_bfloat16(script: Any, tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "tiny")
+    sys.modules["gpu_peer"].export(str(tmp_path / "tiny"), tmp_path / "exported")
+    given, made = (find(str(tmp_path / name)) for name in ("tiny", "exported"))
+    assert set(made.source.names()) == set(given.source.names())
+    assert replace(made.config, torch_dtype=None) == replace(given.config, torch_dtype=None)
+    for name in given.source.names():
+        one, other = given.source.read(name), made.source.read(name)
+        assert isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        assert torch.equal(one.to(torch.bfloat16), other)
 
 
 def test_a_part_that_is_not_there_is_told(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,172 @@
+"""The part of gpu.py that has vLLM beside us: the same prompts, lengths and weights, on one machine, one after another.
+
+vLLM runs in a process of its own (`gpu_vllm.py`) by the Python given as --peer-python.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_common import BATCHES, LLAMA, LONG, PROMPT, SHORT, SIZES, Bench, asking, greedy, random_prompts, timed
+from safetensors.torch import save_file
+
+from paceline import LLM, Eagle
+from paceline.models import loader
+from paceline.models.config import ModelConfig
+
+FIRST = 2048  # tokens of a prompt whose first new token is waited for
+DRAFTS = 3  # of the head, on both sides
+MARK = "answer: "  # gpu_vllm.py's
+MEMORY = 0.4  # of the device that vLLM may take: ours may still hold some
+
+
+@dataclass
+class Run:
+    """The same for both sides."""
+
+    name: str
+    prompts: list[list[int]]
+    new: int
+    temperature: float = 0.0
+    turns: int = 3
+
+
+@dataclass
+class Job:
+    """One engine on each side, and what both are asked."""
+
+    model: str
+    runs: list[Run]
+    options: dict[str, Any]  # named alike by both
+    drafter: Any = None
+    speculative: dict[str, Any] | None = None
+    more: dict[str, Any] = field(default_factory=dict)  # of ours alone
+
+
+def vllm(bench: Bench) -> dict[str, Any]:
+    """Steps, first tokens and the head, ours and vLLM's."""
+    python = bench.options.peer_python
+    if not python:
+        raise SystemExit("this part needs --peer-python PYTHON, one that has vLLM")
+    rows = []
+    for shape in bench.options.shapes:
+        rows += _steps(bench, python, shape)
+    if bench.options.head:
+        rows += _head(bench, python)
+    for row in rows:
+        print(row, flush=True)
+    return {"rows": rows}
+
+
+def _steps(bench: Bench, python: str, shape: str) -> list[dict[str, Any]]:
+    """Milliseconds a step and to the first token, of made-up weights."""
+    batches, vocabulary = bench.batches(*BATCHES), 256 if bench.quick else 49152
+    long, short, prompt, first = (24, 8, 16, 32) if bench.quick else (LONG, SHORT, PROMPT, FIRST)
+    runs = [Run("first token", random_prompts(1, first, vocabulary), 1, turns=2 * bench.options.turns)]
+    for batch, new in ((batch, new) for batch in batches for new in (long, short)):
+        runs.append(Run(f"{batch} {new}", random_prompts(batch, prompt, vocabulary), new, turns=bench.options.turns))
+    length = max(first, prompt + long) + 64
+    options = {"load_format": "dummy", "max_model_len": length, "max_num_seqs": max(batches)}
+    ours, theirs = _both(bench, python, Job(bench.shape(shape, length), runs, options))
+
+    def step(found: dict[str, Any], batch: int) -> float:
+        one, other = (min(found[f"{batch} {new}"]["seconds"]) for new in (long, short))
+        return 1e3 * (one - other) / (long - short)
+
+    waited = [1e3 * min(found["first token"]["seconds"]) for found in (ours, theirs)]
+    rows = [_row(f"{shape}: first token of {first}", 1, *waited)]
+    return rows + [_row(f"{shape}: a step", batch, step(ours, batch), step(theirs, batch)) for batch in batches]
+
+
+def _head(bench: Bench, python: str) -> list[dict[str, Any]]:
+    """Milliseconds a token of one sequence, of real weights: plain, and with the head."""
+    batches, new = bench.batches(1, 16), 12 if bench.quick else bench.options.tokens
+    options = {"max_model_len": 128 if bench.quick else 1024, "max_num_seqs": max(batches)}
+    model = str(bench.folder / "exported")
+    with bench.llm(bench.options.small, **options) as llm:
+        texts = [] if llm.tokenizer is None else bench.texts("mt_bench.jsonl")
+        prompts = asking(llm, texts, max(batches), new)
+    export(bench.options.small, Path(model))
+    runs = [
+        Run(f"{batch} {temperature:g}", prompts[:batch], new, temperature, bench.options.turns)
+        for batch in batches
+        for temperature in (0.0, 0.8)
+    ]
+    speculative = {"method": "eagle3", "model": str(bench.options.head), "num_speculative_tokens": DRAFTS}
+    jobs = {
+        "plain": Job(model, runs, options),
+        f"EAGLE head, {DRAFTS} drafts": Job(
+            model, runs, options, Eagle(bench.options.head, DRAFTS), speculative, {"budget": "fixed"}
+        ),
+    }
+    rows = []
+    for named, job in jobs.items():
+        ours, theirs = _both(bench, python, job)
+        for batch, temperature in ((batch, temperature) for batch in batches for temperature in (0.0, 0.8)):
+            spent = [1e3 * min(found[f"{batch} {temperature:g}"]["seconds"]) / new for found in (ours, theirs)]
+            rows.append(_row(f"small: {named}, temperature {temperature:g}", batch, *spent))
+    return rows
+
+
+def _row(what: str, batch: int, ours: float, theirs: float) -> dict[str, Any]:
+    return {"what": what, "batch": batch, "ours_ms": ours, "peer_ms": theirs, "ratio": theirs / ours}
+
+
+def _both(bench: Bench, python: str, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
+    with bench.llm(job.model, job.drafter, skip_tokenizer_init=True, **job.options, **job.more) as llm:
+        ours = {run.name: _ask(llm, run) for run in job.runs}
+    return ours, _ask_vllm(bench, python, job)
+
+
+def _ask(llm: LLM, run: Run) -> dict[str, Any]:
+    params = [greedy(run.new, temperature=run.temperature, seed=number) for number in range(len(run.prompts))]
+    found = [timed(llm, run.prompts, params) for _ in range(1 + run.turns)]  # the first is not counted
+    tokens = sum(len(output.outputs[0].token_ids) for output in found[-1][1])
+    return {"seconds": [seconds for seconds, _ in found[1:]], "tokens": tokens}
+
+
+def _ask_vllm(bench: Bench, python: str, job: Job) -> dict[str, Any]:
+    engine: dict[str, Any] = {"model": job.model, "dtype": bench.options.dtype, "seed": 0, **job.options}
+    engine |= {"skip_tokenizer_init": True, "enable_prefix_caching": False, "gpu_memory_utilization": MEMORY}
+    if job.speculative is not None:
+        engine["speculative_config"] = job.speculative
+    path = bench.folder / "job.json"
+    path.write_text(json.dumps({"engine": engine, "runs": [vars(run) for run in job.runs]}))
+    script = Path(__file__).with_name("gpu_vllm.py")
+    done = subprocess.run([python, str(script), str(path)], capture_output=True, text=True)
+    answers = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if done.returncode or not answers:
+        raise SystemExit(
+            f"vLLM's process ended with code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        )
+    found: dict[str, Any] = json.loads(answers[-1].removeprefix(MARK))
+    for run in job.runs:
+        asked = len(run.prompts) * run.new
+        if found[run.name]["tokens"] != asked:
+            raise SystemExit(f"vLLM made {found[run.name]['tokens']} tokens in {run.name!r}, not {asked}")
+    return found
+
+
+def export(model: str, folder: Path) -> None:
+    """A checkpoint as Hugging Face lays it out, in bfloat16, of whatever our loader reads: of Llama's family alone."""
+    found = loader.find(model)
+    if found.config.architecture != "llama" or found.config.rope.kind != "default":
+        raise SystemExit(f"{model} is no llama with plain rotary positions; this part exports such alone")
+    folder.mkdir()
+    read = {name: found.source.read(name) for name in found.source.names()}
+    dense = {name: one if isinstance(one, torch.Tensor) else one.dequantize() for name, one in read.items()}
+    save_file({name: one.to(torch.bfloat16).contiguous() for name, one in dense.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(_hugging_face(found.config)))
+
+
+def _hugging_face(config: ModelConfig) -> dict[str, Any]:
+    sizes = (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads, config.intermediate_size)
+    told = {**LLAMA, **dict(zip(SIZES, sizes)), "head_dim": config.head_dim, "vocab_size": config.vocab_size}
+    told |= {"rms_norm_eps": config.norm_eps, "rope_theta": config.rope.theta, "hidden_act": config.activation}
+    told |= {"max_position_embeddings": config.max_position, "tie_word_embeddings": config.tie_embeddings}
+    return told | {"eos_token_id": list(config.eos_ids)}
