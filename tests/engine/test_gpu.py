@@ -4,15 +4,62 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from paceline import LLM, NGram, SamplingParams
+from paceline import LLM, Eagle, NGram, SamplingParams, Suffix
+from paceline.engine.device import DeviceRunner
 from paceline.sampling import noise
+from paceline.testing import SETTINGS, prompts
+from tests.drafters.tiny_eagle import tiny_eagle
 from tests.fakes import tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+
+DRAFTERS = {
+    "ngram": lambda: NGram(4, min_match=1),
+    "suffix": Suffix,
+    "head": lambda: Eagle(tiny_eagle("third"), 3),
+    "head, trees": lambda: Eagle(tiny_eagle("third"), 8, tree="dynamic", depth=3),
+}
+
+
+def tiny(drafter: Any = None, **options: Any) -> LLM:
+    fixed = {"device": "cuda", "dtype": "bfloat16", "max_model_len": 192, "max_num_seqs": 8, "num_pages": 128}
+    return LLM(tiny_model(), drafter, **{**fixed, "skip_tokenizer_init": True, **options})
+
+
+def texts(llm: LLM, setting: str) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts(8), SETTINGS[setting])]
+
+
+@pytest.mark.parametrize("setting", ["greedy", "seeded", "everything"])
+def test_every_drafter_says_what_plain_decoding_says_in_bfloat16(setting: str) -> None:
+    with tiny() as llm:
+        plain = texts(llm, setting)
+        alone = [llm.generate([ids], SETTINGS[setting])[0].outputs[0].token_ids for ids in prompts(8)]
+        assert alone == plain
+        for name, make in DRAFTERS.items():
+            llm.set_drafter(make())
+            assert texts(llm, setting) == plain, name
+    with tiny(enforce_eager=True) as llm:
+        assert texts(llm, setting) == plain, "launched one by one"
+
+
+def test_usual_rounds_are_replayed_and_allocate_nothing() -> None:
+    with tiny(NGram(4, min_match=1), budget="fixed") as llm:
+        runner = llm.engine.runner
+        assert isinstance(runner, DeviceRunner)
+        first = texts(llm, "greedy")
+        torch.cuda.synchronize()
+        before, captured = torch.cuda.memory_stats(), len(runner._captured)
+        assert texts(llm, "greedy") == first
+        after = torch.cuda.memory_stats()
+        assert len(runner._captured) == captured
+        for name in ("num_device_alloc", "num_ooms", "reserved_bytes.all.current"):
+            assert after[name] == before[name], name
 
 
 def test_weights_are_made_on_the_device_and_the_cache_takes_its_share(tmp_path: Path) -> None:
