@@ -20,6 +20,7 @@ from tests.fakes import VOCAB, tiny_model
 
 DRAFT_VOCAB = 40
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
+_FOLDERS = tempfile.TemporaryDirectory(prefix="paceline-eagle-")
 
 Tensors = dict[str, Tensor]
 
@@ -117,7 +118,7 @@ def config_of(facts: Facts) -> dict[str, Any]:
 
 def write(tensors: Tensors, config: dict[str, Any], folder: Path | None = None, file: str = "model.safetensors") -> str:
     """A folder with both; its path."""
-    where = Path(tempfile.mkdtemp()) if folder is None else folder
+    where = Path(tempfile.mkdtemp(dir=_FOLDERS.name)) if folder is None else folder
     where.mkdir(exist_ok=True, parents=True)
     (where / "config.json").write_text(json.dumps(config))
     if file.endswith(".bin"):
