@@ -90,7 +90,8 @@ class Engine:
         self.scheduler.beyond = int(drafter is not None and bool(drafter.taps.hidden))  # a pair at the newest place
         self.table.spread = SPREAD if drafter is not None and drafter.trees else 0
         ahead = self.depth > 0 and drafter is not None and drafter.on_device
-        self.budget = budget or make_budget(self.budget_kind, 0 if drafter is None else drafter.max_nodes, ahead)
+        most, trees = (0, False) if drafter is None else (drafter.max_nodes, drafter.trees)
+        self.budget = budget or make_budget(self.budget_kind, most, ahead, trees)
         self.stats.watch(drafter.name if drafter is not None and drafter.learned else None)
 
     @torch.inference_mode()
@@ -270,10 +271,9 @@ class Engine:
     def _record(self, round: Round, drafted: Drafted, told: list[Told]) -> tuple[float, float, float]:
         """Seconds of drafting, verifying and the rest."""
         seconds, self._last_read = round.times.spent(self._last_read), round.times.read
-        context = sum(reaches_of(round.plan.work))
-        proposed = sum([drafted.sizes[number] for number, _, _, _ in told if number < round.plan.num_sampling])
-        counts = proposed, sum([accepted for _, _, _, accepted in told]), sum([len(kept) for _, _, kept, _ in told])
-        usual = round.times.usual and all(work.count == 1 for work in round.plan.work)
-        nodes = round.plan.budget if usual else None
-        self.stats.add(RoundRecord(len(round.batch.ids), len(round.plan.sequences), context, *counts, *seconds, nodes))
+        plan, rows, lengths = round.plan, len(round.batch.ids), tuple([accepted for _, _, _, accepted in told])
+        proposed = sum([drafted.sizes[number] for number, _, _, _ in told if number < plan.num_sampling])
+        counts = proposed, sum(lengths), sum([len(kept) for _, _, kept, _ in told])
+        nodes = plan.budget if round.times.usual and all(work.count == 1 for work in plan.work) else None
+        self.stats.add(RoundRecord(rows, len(plan.work), sum(reaches_of(plan.work)), *counts, *seconds, nodes, lengths))
         return seconds
