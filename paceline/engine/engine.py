@@ -22,7 +22,7 @@ import torch
 from paceline.cache.slots import SPREAD
 from paceline.drafters.base import Drafter, Target
 from paceline.engine.account import Drafted, read_logprobs, read_prompt_logprobs
-from paceline.engine.budget import Budget, FixedBudget, make_budget
+from paceline.engine.budget import Budget, FixedBudget, MeasuredBudget, make_budget
 from paceline.engine.commit import append_tokens, take_back
 from paceline.engine.round import Plan, Round, Times
 from paceline.engine.runner import Runner
@@ -97,7 +97,10 @@ class Engine:
     @torch.inference_mode()
     def warm_up(self) -> Iterator[tuple[int, int]]:
         """Get ready for the rounds that come first: yields how much is done, and of how much."""
-        yield from self.runner.warm_up(self.scheduler.max_batched_tokens)
+        budget = self.budget if isinstance(self.budget, MeasuredBudget) else None
+        yield from self.runner.warm_up(self.scheduler.max_batched_tokens, () if budget is None else budget.arms)
+        if budget is not None:
+            budget.tell(self.runner.measure_rounds())
 
     @property
     def drafter(self) -> Drafter | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paceline.engine.round import Plan
 from paceline.models.frame import Size
 
@@ -25,11 +27,15 @@ def find_size(plan: Plan, max_nodes: int) -> Size | None:
     return Size(rows, sampling, 1, nodes)
 
 
-def usual_sizes(max_num_seqs: int, max_rows: int, max_nodes: int) -> list[Size]:
-    """Of the rounds that come first, the largest before the others: what they need of memory serves all."""
-    found = []
+def usual_sizes(max_num_seqs: int, max_rows: int, max_nodes: int, arms: Iterable[int] = ()) -> list[Size]:
+    """Of the rounds that come first, the largest before the others: what they need of memory serves all.
+
+    arms: numbers of nodes that a budget may choose; of those between none and all, rounds that are not too large.
+    """
+    few = FEW[: FEW.index(_up(max_num_seqs, FEW) or FEW[-1]) + 1]
+    between = [Size(count * (1 + nodes), count, 0, nodes) for nodes in arms if 0 < nodes < max_nodes for count in few]
+    found = [size for size in between if size.rows <= max_rows]
     for nodes in {0, max_nodes}:
-        few = FEW[: FEW.index(_up(max_num_seqs, FEW) or FEW[-1]) + 1]
         found += [Size(count * (1 + nodes), count, 0, nodes) for count in few]
         rows = ROWS[: ROWS.index(_up(max_rows, ROWS) or ROWS[-1]) + 1]
         most = _up(max_num_seqs, MIXED) or MIXED[-1]

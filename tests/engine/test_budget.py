@@ -13,7 +13,9 @@ import pytest
 
 from paceline import NGram
 from paceline.engine.budget import BUDGETS, Budget, Costs, FixedBudget, MeasuredBudget
+from paceline.engine.device import DeviceRunner
 from paceline.engine.luck import Luck
+from paceline.engine.sizes import usual_sizes
 from paceline.engine.stats import EngineStats, RoundRecord
 from paceline.errors import OptionError
 from tests.fakes import tiny_llm
@@ -218,6 +220,29 @@ def test_the_text_is_the_same_and_rounds_say_what_they_were_allowed(behind: int 
     assert {record.nodes for record in recent} >= {None, 0, 1}, "prompts, drafts and none were there"
     assert all(sum(record.lengths) == record.accepted for record in recent)
     assert all(len(record.lengths) == record.sequences for record in recent if record.nodes and not behind)
+
+
+def test_what_rounds_take_is_measured_before_the_first_request_where_they_are_captured() -> None:
+    prompts, params = [[5, 6, 7, 8] * 4, [9, 9, 4] * 5], {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+    plain = [one.outputs[0].token_ids for one in tiny_llm().generate(prompts, **params)]
+    llm = tiny_llm(behind=1, captured=True, max_num_seqs=2, max_batched_tokens=8)
+    llm.engine.budget_kind = "measured"
+    llm.set_drafter(NGram(3, min_match=1))
+    steps = list(llm.engine.warm_up())
+    budget = llm.engine.budget
+    assert isinstance(budget, MeasuredBudget) and isinstance(llm.engine.runner, DeviceRunner)
+    told = {(size, nodes): seconds for size in (1, 2) for nodes, seconds in budget._load(size).told.items()}
+    assert told.keys() == {(size, nodes) for size in (1, 2) for nodes in (0, 1, 2, 3)} and min(told.values()) > 0
+    assert len(steps) == len(llm.engine.runner._captured), "all that were asked for were captured, each once"
+    assert [one.outputs[0].token_ids for one in llm.generate(prompts, **params)] == plain, "and nothing is left of it"
+
+
+def test_rounds_between_none_and_all_nodes_are_captured_where_a_budget_may_choose_them() -> None:
+    def of(*arms: int) -> set[tuple[int, int]]:
+        return {(size.sampling, size.nodes) for size in usual_sizes(16, 32, 8, arms) if not size.chunks}
+
+    assert {nodes for _, nodes in of()} == {0, 8}
+    assert of(0, 3, 8) - of() == {(1, 3), (2, 3), (4, 3), (8, 3)}, "16 sequences of 4 rows are too many for 32"
 
 
 def test_the_option_names_the_budget() -> None:
