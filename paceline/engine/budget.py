@@ -144,12 +144,13 @@ class Load:
         self.latest = nodes
 
     def known(self) -> dict[int, float]:
-        """Seconds: measured; else as told, and what the latest took more than was told of it."""
+        """Seconds: measured; else as told, and as much more, or less in proportion, as the latest took."""
         measured = {nodes: usual(spent) for nodes, spent in self.spent.items() if len(spent) >= KNOWN}
-        shift = 0.0
-        if self.latest in measured and self.latest in self.told:
-            shift = measured[self.latest] - self.told[self.latest]
-        return {**{nodes: max(seconds + shift, 1e-9) for nodes, seconds in self.told.items()}, **measured}
+        told = self.told
+        if self.latest in measured and self.latest in told:
+            least, now = told[self.latest], measured[self.latest]
+            told = {nodes: seconds * min(1.0, now / least) + max(0.0, now - least) for nodes, seconds in told.items()}
+        return {**told, **measured}
 
     def decide(self, rates: Mapping[int, float]) -> None:
         """The best, and now and then another."""

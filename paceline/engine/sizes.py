@@ -11,14 +11,17 @@ FEW = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sequences that deco
 MIXED = (8, 32, 128, 256)  # and those beside prompt chunks
 ROWS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # with prompt chunks
 NODES = (0, 1, 2, 3, 5, 8, 16, 32, 64)
+MIXED_NODES = (0, 8, 64)  # beside prompt chunks, whose rows cost more than nodes that are left over
 
 
 def find_size(plan: Plan, max_nodes: int) -> Size | None:
     """The size of the captured round that serves this one; None: there is none so large."""
     shape = plan.shape
     exact = Size.exact(shape, plan.num_sampling)
-    nodes = min(_up(exact.nodes, NODES) or exact.nodes, max(max_nodes, exact.nodes))
-    if exact.chunks == 0 and all(count == 1 for count, _ in shape):
+    decoding = exact.chunks == 0 and all(count == 1 for count, _ in shape)
+    nodes = _up(exact.nodes, NODES if decoding else MIXED_NODES) or exact.nodes
+    nodes = min(nodes, max(max_nodes, exact.nodes))
+    if decoding:
         sampling = _up(exact.sampling, FEW)
         return None if sampling is None else Size(sampling * (1 + nodes), sampling, 0, nodes)
     rows, sampling = _up(exact.rows, ROWS), _up(exact.sampling, MIXED)

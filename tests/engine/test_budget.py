@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from paceline import NGram
-from paceline.engine.budget import BUDGETS, Budget, Costs, FixedBudget, MeasuredBudget
+from paceline.engine.budget import BUDGETS, Budget, Costs, FixedBudget, Load, MeasuredBudget
 from paceline.engine.device import DeviceRunner
 from paceline.engine.luck import Luck
-from paceline.engine.sizes import usual_sizes
+from paceline.engine.round import Plan
+from paceline.engine.sizes import find_size, usual_sizes
 from paceline.engine.stats import EngineStats, RoundRecord
 from paceline.errors import OptionError
+from paceline.models.batch import Work
+from paceline.models.frame import Size
 from tests.fakes import tiny_llm
 
 # Milliseconds of rounds by sequences and nodes, about as on a GPU with a small model.
@@ -148,13 +151,13 @@ def test_what_nobody_has_measured_lies_between_its_neighbours_and_one_more_is_tr
     assert max(chosen) == 2, "what costs too much is not climbed beyond"
 
 
-def test_what_was_told_is_shifted_by_what_the_latest_round_took_more() -> None:
-    budget = measured(told=True)
-    load = budget._load(16)
-    for _ in range(3):
-        load.spend(3, COSTS[16, 3])
-    assert load.known()[5] == pytest.approx(TOLD[16, 5] + COSTS[16, 3] - TOLD[16, 3])
-    assert load.known()[3] == pytest.approx(COSTS[16, 3])
+def test_what_was_told_is_corrected_by_what_the_latest_round_took() -> None:
+    for took, wanted in ((4.0, 6.0), (1.5, 2.5)):
+        load = Load(16, {3: 3.0, 5: 5.0})
+        load.spend(3, took)
+        assert load.known() == {3: 3.0, 5: 5.0}, "one round is none"
+        load.spend(3, took)
+        assert load.known() == pytest.approx({3: took, 5: wanted}), "more by so much, less in proportion"
 
 
 def test_rounds_that_say_nothing_of_drafting_are_not_counted() -> None:
@@ -243,6 +246,13 @@ def test_rounds_between_none_and_all_nodes_are_captured_where_a_budget_may_choos
 
     assert {nodes for _, nodes in of()} == {0, 8}
     assert of(0, 3, 8) - of() == {(1, 3), (2, 3), (4, 3), (8, 3)}, "16 sequences of 4 rows are too many for 32"
+
+
+def test_a_number_of_nodes_that_a_budget_chooses_needs_no_captures_of_its_own_beside_prompts() -> None:
+    for nodes, wanted in ((0, 0), (1, 5), (3, 5), (5, 5)):
+        work = [Work(0, 40, 1, nodes), Work(1, 0, 20, 0)]
+        assert find_size(Plan([], work, int(nodes > 0), 1, nodes), 5) == Size(32, 8, 1, wanted)
+        assert find_size(Plan([], work[:1], int(nodes > 0), 1, nodes), 5) == Size(1 + nodes, 1, 0, nodes)
 
 
 def test_the_option_names_the_budget() -> None:
