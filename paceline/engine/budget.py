@@ -6,10 +6,8 @@ or tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
-from statistics import fmean
 from typing import Protocol
 
 from paceline.engine.luck import Luck
@@ -77,10 +75,10 @@ class MeasuredBudget:
             load.decide({nodes: self._luck.tokens(nodes) / seconds[nodes] for nodes in seconds})
         return load.arm
 
-    def _unseen(self, history: EngineStats) -> Iterator[RoundRecord]:
+    def _unseen(self, history: EngineStats) -> list[RoundRecord]:
         count = 0 if self._seen is None else min(history.rounds - self._seen, len(history.recent))
         self._seen = history.rounds
-        return islice(history.recent, len(history.recent) - count, None)
+        return [history.recent[-back] for back in range(count, 0, -1)]
 
     def _learn(self, record: RoundRecord) -> None:
         self._luck.rounds += 1
@@ -130,7 +128,8 @@ class Load:
 
     size: int
     told: dict[int, float] = field(default_factory=dict)
-    spent: dict[int, list[float]] = field(default_factory=dict)
+    spent: dict[int, list[float]] = field(default_factory=dict)  # by each of the last rounds
+    measured: dict[int, float] = field(default_factory=dict)  # what follows from those, until there are more
     latest: int = 0  # of the round that was read last
     best: int = -1
     arm: int = 0  # the best, or one that is looked at
@@ -141,12 +140,15 @@ class Load:
 
     def spend(self, nodes: int, seconds: float) -> None:
         self.spent[nodes] = [*self.spent.get(nodes, ())[1 - RECENT :], seconds]
+        self.measured.pop(nodes, None)
         self.latest = nodes
 
     def known(self) -> dict[int, float]:
         """Seconds: measured; else as told, and as much more, or less in proportion, as the latest took."""
-        measured = {nodes: usual(spent) for nodes, spent in self.spent.items() if len(spent) >= KNOWN}
-        told = self.told
+        told, measured = self.told, self.measured
+        for nodes in self.spent.keys() - measured.keys():
+            if len(self.spent[nodes]) >= KNOWN:
+                measured[nodes] = usual(self.spent[nodes])
         if self.latest in measured and self.latest in told:
             least, now = told[self.latest], measured[self.latest]
             told = {nodes: seconds * min(1.0, now / least) + max(0.0, now - least) for nodes, seconds in told.items()}
@@ -172,7 +174,8 @@ class Load:
 def usual(spent: list[float]) -> float:
     """The mean of what is not far longer than others: a round in which something is made first is none."""
     most = FAR * sorted(spent)[(len(spent) - 1) // 2]
-    return fmean(seconds for seconds in spent if seconds <= most)
+    near = [seconds for seconds in spent if seconds <= most]
+    return sum(near) / len(near)
 
 
 def make_budget(kind: str, max_nodes: int, ahead: bool, trees: bool = False) -> Budget:

@@ -38,22 +38,29 @@ class Luck:
         self.rounds = 0  # all there were, plain ones too
         self._positions = [Average(HOPED, KEPT, LEAST) for _ in range(max_nodes)]
         self._own: dict[int, Average] | None = {} if trees else None
+        self._new: dict[int, list[int]] = {}  # by nodes and length: rounds of a sequence that are not reckoned in yet
 
     def learn(self, nodes: int, lengths: Sequence[int]) -> None:
         """A round in which each sequence might have `nodes`; how many were accepted of each."""
-        ended = [0] * (nodes + 1)
+        ended = self._new.setdefault(nodes, [0] * (nodes + 1))
         for length in lengths:
             ended[length] += 1
-        reached = len(lengths)
-        for position, count in zip(self._positions, ended[:nodes]):
-            if not reached:
-                break
-            position.add(reached - count, reached, self.rounds)
-            reached -= count
-        if self._own is not None:
-            self._own.setdefault(nodes, Average(0.0, KEPT_OWN, 0.0)).add(sum(lengths), len(lengths), self.rounds)
+
+    def _reckon(self) -> None:
+        for nodes, ended in self._new.items():
+            reached = count = sum(ended)
+            for position, missed in zip(self._positions, ended[:nodes]):
+                if not reached:
+                    break
+                position.add(reached - missed, reached, self.rounds)
+                reached -= missed
+            if self._own is not None:
+                total = sum(length * number for length, number in enumerate(ended))
+                self._own.setdefault(nodes, Average(0.0, KEPT_OWN, 0.0)).add(total, count, self.rounds)
+        self._new.clear()
 
     def tokens(self, nodes: int) -> float:
+        self._reckon()
         own = None if self._own is None else self._own.get(nodes)
         if own is not None and own.weight_at(self.rounds) >= ENOUGH:
             return 1.0 + own.value
