@@ -31,13 +31,15 @@ class Luck:
 
     Counted is how often a draft comes true whose forerunners did, by position, for sequences that might have so many:
     a round of many nodes tells what fewer would have brought. Positions that were never reached are as the one before.
-    That is exact for chains. Of trees it is a guess; what a tree of that size brought itself goes before it.
+    That is exact for chains. Of trees it is a guess, as deep as any of that size was accepted; what a tree of that size
+    brought itself goes before it.
     """
 
     def __init__(self, max_nodes: int, trees: bool) -> None:
         self.rounds = 0  # all there were, plain ones too
         self._positions = [Average(HOPED, KEPT, LEAST) for _ in range(max_nodes)]
         self._own: dict[int, Average] | None = {} if trees else None
+        self._deepest: dict[int, int] = {}  # accepted of trees of a size
         self._new: dict[int, list[int]] = {}  # by nodes and length: rounds of a sequence that are not reckoned in yet
 
     def learn(self, nodes: int, lengths: Sequence[int]) -> None:
@@ -48,15 +50,17 @@ class Luck:
 
     def _reckon(self) -> None:
         for nodes, ended in self._new.items():
-            reached = count = sum(ended)
-            for position, missed in zip(self._positions, ended[:nodes]):
+            reached, depth = sum(ended), nodes
+            if self._own is not None:
+                met = [length for length, times in enumerate(ended) if times]
+                own = self._own.setdefault(nodes, Average(0.0, KEPT_OWN, 0.0))
+                own.add(sum(length * ended[length] for length in met), reached, self.rounds)
+                depth = self._deepest[nodes] = max(self._deepest.get(nodes, 1), *met)
+            for position, missed in zip(self._positions, ended[:depth]):
                 if not reached:
                     break
                 position.add(reached - missed, reached, self.rounds)
                 reached -= missed
-            if self._own is not None:
-                total = sum(length * number for length, number in enumerate(ended))
-                self._own.setdefault(nodes, Average(0.0, KEPT_OWN, 0.0)).add(total, count, self.rounds)
         self._new.clear()
 
     def tokens(self, nodes: int) -> float:

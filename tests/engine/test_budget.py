@@ -203,6 +203,14 @@ def test_a_tree_brings_what_it_brought_itself_and_a_chain_what_longer_ones_tell(
         assert not trees or luck.tokens(3) != pytest.approx(small, abs=0.1), "long ago: a guess again"
 
 
+def test_where_a_small_tree_ends_says_nothing_of_larger_ones() -> None:
+    tree, chain = Luck(8, trees=True), Luck(8, trees=False)
+    for luck in (tree, chain):
+        luck.learn(3, [2] * 40)
+    assert tree.tokens(3) == 3.0 and tree.tokens(8) > 5.0
+    assert chain.tokens(3) == pytest.approx(chain.tokens(8), abs=0.2), "a third draft was there, and was wrong"
+
+
 def test_the_same_records_give_the_same_answers() -> None:
     lives = [Life(measured(), 4, {(4, nodes): 1.0 + 0.1 * nodes for nodes in TABLE[1]}) for _ in range(2)]
     assert lives[0].live(300, FADING) == lives[1].live(300, FADING)
