@@ -7,6 +7,7 @@ import itertools
 import random
 import statistics
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,12 @@ def _race(
     spent: dict[str, list[float]] = {name: [] for name in sides}
     said: dict[str, list[list[int]]] = {}
     rounds: dict[str, int] = {}
+    chosen: dict[str, dict[str, int]] = {}
     for turn in range(1 + bench.options.turns):
         for name, llm in sides.items():
+            before = llm.engine.stats.rounds
             seconds, outputs = timed(llm, prompts, params)
+            chosen[name] = _chosen(llm, before)
             said[name] = [output.outputs[0].token_ids for output in outputs]
             rounds[name] = sum(output.outputs[0].stats.rounds for output in outputs)
             if turn:
@@ -111,6 +115,7 @@ def _race(
                 "seconds": taken,
                 "tokens_per_second": sum(map(len, said[name])) / statistics.median(taken),
                 "tokens_per_forward": sum(map(len, said[name])) / rounds[name],
+                "rounds_by_nodes": chosen[name],
                 "speed_up": found.value,
                 "speed_up_interval": None if found.low is None else [found.low, found.high],
                 "identical": sum(a == b for a, b in zip(said[name], said["plain"])),
@@ -118,6 +123,14 @@ def _race(
         )
         print({key: value for key, value in rows[-1].items() if key != "seconds"}, flush=True)
     return rows[1:]
+
+
+def _chosen(llm: LLM, before: int) -> dict[str, int]:
+    """How many of the rounds of decoding alone, since there were so many, might have how many nodes."""
+    stats = llm.engine.stats
+    records = list(stats.recent)[-(stats.rounds - before) :]
+    counts = Counter(record.nodes for record in records if record.nodes is not None)
+    return {str(nodes): count for nodes, count in sorted(counts.items())}
 
 
 def _name(llm: LLM) -> str:

@@ -1,26 +1,29 @@
 """How many nodes each sequence may get in a round.
 
-A budget sees how many sequences run and what earlier rounds cost. It answers a number, and knows no trees or tokens.
+A budget sees how many sequences run and what earlier rounds brought and cost. It answers a number, and knows no trees
+or tokens.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Protocol
 
+from paceline.engine.luck import Luck
+from paceline.engine.sizes import FEW, NODES
 from paceline.engine.stats import EngineStats, RoundRecord
 
 BUDGETS = ("auto", "fixed", "measured")
-TRIAL = 6  # rounds after which a number of nodes is judged
-REMEMBERED = 64  # rounds of each that count
-SETTLED = 16  # rounds between two looks at which is best
-REST, LONGEST_REST = 64, 1024  # rounds before another is tried again; twice as many each time
-HOPE, EVERYBODY = 0.8, 8  # what brought less of the best's is left out, but for every eighth time
-CLEARLY = 1.05  # so much better than the best so far is another
+Costs = Mapping[tuple[int, int], float]  # (sequences, nodes of each) → seconds of a round
+
+RECENT = 16  # rounds whose seconds count
+KNOWN = 2  # rounds that tell what others like them take
+FAR = 3.0  # times what most rounds take, or more: something else went on
+TRIAL, SETTLED = 4, 8  # rounds until the next decision, where the choice is new and where it is not
+CLEARLY = 1.03  # so much better must another be
+HOPE = 0.8  # what brings less of the best's is not looked at again, if there are others; 0 always is
+REST, LONGEST_REST = 64, 256  # rounds between two looks at others; twice as many each time
 
 
 class Budget(Protocol):
@@ -42,94 +45,138 @@ class FixedBudget:
 class MeasuredBudget:
     """As many nodes as bring most tokens a second while about so many sequences run; 0 where drafting does not pay.
 
-    For each power of two of sequences it tries every number of `arms` for a few rounds, then stays with the best, and
-    tries the others again, ever more rarely. What it answers follows from the records alone; it reads each once.
+    Tokens and seconds are learned apart: what drafts bring (`Luck`) is the same however many sequences run, and seconds
+    hardly vary, so that a few rounds, or rounds that were timed before the first request, tell them. What nobody has
+    measured lies between its neighbours; above all of them one more is tried, if it could win at no cost at all. Now
+    and then another than the best gets a few rounds. Its answers follow from the records alone; it reads each once.
     ahead: rounds overlap with the host's work, so a round takes what lies between two that were read.
     """
 
-    def __init__(self, max_nodes: int, ahead: bool = False) -> None:
+    def __init__(self, max_nodes: int, ahead: bool = False, trees: bool = False) -> None:
         self.ahead = ahead
-        halves = [2**power for power in reversed(range(max_nodes.bit_length())) if 2 * 2**power <= max_nodes]
-        self.arms = [max_nodes, 0, *halves]  # in the order they are tried
+        self.arms = [*(nodes for nodes in NODES if nodes < max_nodes), max_nodes]
+        self._luck = Luck(max_nodes, trees)
         self._loads: dict[int, Load] = {}
-        self._seen = 0
+        self._seen: int | None = None  # rounds of the history; what came before the first choice was another's
+
+    def tell(self, costs: Costs) -> None:
+        """Seconds of rounds that were timed with nobody in them: right but for what is the same for all of a load."""
+        for (sequences, nodes), seconds in costs.items():
+            if nodes in self.arms:
+                self._load(sequences).told[nodes] = seconds
 
     def choose(self, num_running: int, history: EngineStats) -> int:
         for record in self._unseen(history):
-            if record.nodes is not None and record.emitted:
-                seconds = record.verify_seconds
-                seconds += 0 if self.ahead else record.draft_seconds + record.rest_seconds
-                self._load(record.sequences).learn(record.nodes, record.emitted / record.sequences, seconds)
-        return self._load(num_running).arm
+            self._learn(record)
+        load = self._load(num_running)
+        load.left, load.rested = load.left - 1, load.rested + 1
+        if load.left < 0:
+            seconds = self._seconds(load)
+            load.decide({nodes: self._luck.tokens(nodes) / seconds[nodes] for nodes in seconds})
+        return load.arm
 
-    def _unseen(self, history: EngineStats) -> Iterator[RoundRecord]:
-        count = min(history.rounds - self._seen, len(history.recent))
+    def _unseen(self, history: EngineStats) -> list[RoundRecord]:
+        count = 0 if self._seen is None else min(history.rounds - self._seen, len(history.recent))
         self._seen = history.rounds
-        return islice(history.recent, len(history.recent) - count, None)
+        return [history.recent[-back] for back in range(count, 0, -1)]
+
+    def _learn(self, record: RoundRecord) -> None:
+        self._luck.rounds += 1
+        if record.nodes is None or not record.lengths:
+            return
+        if record.nodes:
+            self._luck.learn(record.nodes, record.lengths)
+        seconds = record.verify_seconds + (0.0 if self.ahead else record.draft_seconds + record.rest_seconds)
+        self._load(record.sequences).spend(record.nodes, max(seconds, 1e-9))
 
     def _load(self, sequences: int) -> Load:
-        size = sequences.bit_length()
+        size = next((few for few in FEW if few >= sequences), sequences | 255)
         if size not in self._loads:
-            self._loads[size] = Load(self.arms)
+            self._loads[size] = Load(size)
         return self._loads[size]
+
+    def _seconds(self, load: Load) -> dict[int, float]:
+        """Of the numbers of nodes that may be chosen: known, between those of other loads, between known; one more."""
+        known = load.known()
+        others = {other.size: other.known() for other in self._loads.values()} if len(known) < len(self.arms) else {}
+        for nodes in self.arms:
+            if nodes not in known:
+                sizes = {size: table[nodes] for size, table in others.items() if nodes in table}
+                if (seconds := between(load.size, sizes)) is not None:
+                    known[nodes] = seconds
+        if 0 not in known:
+            return {0: 1.0}  # what all others are measured against comes first
+        for nodes in self.arms:
+            if nodes not in known and (seconds := between(nodes, known)) is not None:
+                known[nodes] = seconds
+        above = [nodes for nodes in self.arms if nodes > max(known)]
+        return {**known, **dict.fromkeys(above[:1], known[max(known)])}
+
+
+def between(place: int, known: Mapping[int, float]) -> float | None:
+    """On the line between the neighbours of a place; None: it has not two."""
+    below = max((other for other in known if other < place), default=None)
+    above = min((other for other in known if other > place), default=None)
+    if below is None or above is None:
+        return None
+    return known[below] + (known[above] - known[below]) * (place - below) / (above - below)
 
 
 @dataclass
 class Load:
-    """What is known while about so many sequences run."""
+    """What is known, and chosen, while about so many sequences run. All by nodes."""
 
-    arms: list[int]
-    taken: dict[int, deque[tuple[float, float]]] = field(default_factory=dict)  # tokens of a sequence, seconds
-    tries: int = 0  # arms that were tried, over and over
-    left: int = TRIAL  # rounds until the next decision
+    size: int
+    told: dict[int, float] = field(default_factory=dict)
+    spent: dict[int, list[float]] = field(default_factory=dict)  # by each of the last rounds
+    measured: dict[int, float] = field(default_factory=dict)  # what follows from those, until there are more
+    latest: int = 0  # of the round that was read last
+    best: int = -1
+    arm: int = 0  # the best, or one that is looked at
+    left: int = 0  # rounds until the next decision
     rest: int = REST
     rested: int = 0
-    best: int = -1
-    arm: int = -1
+    looks: int = 0
 
-    def __post_init__(self) -> None:
-        self.taken = {nodes: deque(maxlen=REMEMBERED) for nodes in self.arms}
-        self.arm = self.arms[0]
+    def spend(self, nodes: int, seconds: float) -> None:
+        self.spent[nodes] = [*self.spent.get(nodes, ())[1 - RECENT :], seconds]
+        self.measured.pop(nodes, None)
+        self.latest = nodes
 
-    def learn(self, nodes: int, tokens: float, seconds: float) -> None:
-        if nodes in self.taken:
-            self.taken[nodes].append((tokens, seconds))
-        if nodes != self.arm:  # a request's own limit, or a round that was launched before the last decision
-            return
-        self.left, self.rested = self.left - 1, self.rested + 1
-        if self.left <= 0:
-            self._decide()
+    def known(self) -> dict[int, float]:
+        """Seconds: measured; else as told, and as much more, or less in proportion, as the latest took."""
+        told, measured = self.told, self.measured
+        for nodes in self.spent.keys() - measured.keys():
+            if len(self.spent[nodes]) >= KNOWN:
+                measured[nodes] = usual(self.spent[nodes])
+        if self.latest in measured and self.latest in told:
+            least, now = told[self.latest], measured[self.latest]
+            told = {nodes: seconds * min(1.0, now / least) + max(0.0, now - least) for nodes, seconds in told.items()}
+        return {**told, **measured}
 
-    def _decide(self) -> None:
-        """The next that nobody knows yet; else the best, and now and then another."""
-        unknown = [nodes for nodes in self.arms if len(self.taken[nodes]) < TRIAL]
-        if unknown:
-            self.arm, self.left, self.rested = unknown[0], TRIAL, 0
-            return
-        rates = {nodes: self.rate(nodes) for nodes in self.arms}
-        best = max(self.arms, key=rates.__getitem__)
-        if best != self.best and rates[best] > CLEARLY * rates.get(self.best, 0.0):
-            if self.best in rates:  # luck has changed, so what is known of the rest is old
-                for nodes in {*self.arms} - {best, self.best}:
-                    self.taken[nodes].clear()
-            self.best, self.rest = best, REST
-        self.arm, self.left, best = self.best, SETTLED, self.best
-        if self.rested >= self.rest:
-            self.tries, self.rest, self.rested = self.tries + 1, min(2 * self.rest, LONGEST_REST), 0
-            least = 0.0 if self.tries % EVERYBODY == 0 else HOPE * rates[best]
-            others = [nodes for nodes in self.arms if nodes != best and rates[nodes] >= least]
-            if others:
-                self.arm, self.left = others[self.tries % len(others)], TRIAL
-                self.taken[self.arm] = deque(list(self.taken[self.arm])[-TRIAL:], REMEMBERED)  # times may have changed
-
-    def rate(self, nodes: int) -> float:
-        """Tokens a second of one sequence. The median of seconds: a round in which something is made first is none."""
-        taken = self.taken[nodes]
-        if not taken:
-            return 0.0
-        tokens = statistics.fmean(tokens for tokens, _ in taken)
-        return tokens / max(statistics.median(seconds for _, seconds in taken), 1e-9)
+    def decide(self, rates: Mapping[int, float]) -> None:
+        """The best, and now and then another."""
+        before, first = self.arm, max(rates, key=rates.__getitem__)
+        if self.best not in rates or rates[first] > CLEARLY * rates[self.best]:
+            self.best, self.rest, self.rested = first, REST, 0
+        self.arm = self.best
+        if self.rested >= self.rest and len(rates) > 1:
+            others = sorted(rates.keys() - {self.best}, key=lambda nodes: -rates[nodes])
+            hopeful = [nodes for nodes in others if rates[nodes] > HOPE * rates[self.best]] or others[:1]
+            self.arm = 0 if self.best and self.looks % 2 == 0 else hopeful[self.looks // 2 % len(hopeful)]
+            self.looks, self.rest, self.rested = self.looks + 1, min(2 * self.rest, LONGEST_REST), 0
+        spent = self.spent.get(self.arm, [])
+        if self.arm != before:
+            self.spent[self.arm] = spent[-KNOWN:]  # times may have changed
+        self.left = (SETTLED if self.arm == self.best and len(spent) >= KNOWN else TRIAL) - 1
 
 
-def make_budget(kind: str, max_nodes: int, ahead: bool) -> Budget:
-    return MeasuredBudget(max_nodes, ahead) if kind == "measured" and max_nodes else FixedBudget(max_nodes)
+def usual(spent: list[float]) -> float:
+    """The mean of what is not far longer than others: a round in which something is made first is none."""
+    most = FAR * sorted(spent)[(len(spent) - 1) // 2]
+    near = [seconds for seconds in spent if seconds <= most]
+    return sum(near) / len(near)
+
+
+def make_budget(kind: str, max_nodes: int, ahead: bool, trees: bool = False) -> Budget:
+    return MeasuredBudget(max_nodes, ahead, trees) if kind == "measured" and max_nodes else FixedBudget(max_nodes)

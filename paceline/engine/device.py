@@ -8,7 +8,7 @@ sequences ever after. What needs the host in its middle is launched as it stands
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from paceline.cache.kv import KVCache
 from paceline.cache.slots import Slots
 from paceline.drafters.base import Drafter, Observation, Target, captured_as
 from paceline.drafters.tree import PADDING, Proposal
+from paceline.engine.budget import Costs
 from paceline.engine.context import DraftContext, Given
 from paceline.engine.round import Plan, PromptRows, Report, Round, Sent, Times, histories, pad_proposal, undrafted
 from paceline.engine.runner import Runner, wanted_rows
@@ -30,6 +31,8 @@ from paceline.models.frame import Frame, FrameInput, Size
 from paceline.sampling.processors import common_kind, process
 from paceline.sampling.rules import Rule
 from paceline.sampling.verify import Judged, Verdict, follow_there, verify
+
+TIMED = 8  # replays of a captured round that tell what it takes
 
 
 class Asked(NamedTuple):
@@ -151,18 +154,38 @@ class DeviceRunner(Runner):
             shaped = handed.chain, handed.scratch is None, handed.origins is None, handed.names
         return size, kind, bool(plan.num_drafting), new, shaped
 
-    def warm_up(self, rows: int) -> Iterator[tuple[int, int]]:
-        """Capture what most rounds will be: greedy ones of at most so many rows. Yields how many are done, and of how
-        many; the rest is captured when it is first needed."""
+    def warm_up(self, rows: int, arms: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
+        """Capture what most rounds will be: greedy ones of at most so many rows; arms: nodes that a budget may choose.
+        Yields how many are done, and of how many; the rest is captured when it is first needed."""
         nodes = 0 if self.drafter is None or not self.drafter.on_device else self.drafter.max_nodes
         self.table.flush()
-        sizes = [] if self._capture is None else usual_sizes(self.table.num_slots, rows, nodes)
+        sizes = [] if self._capture is None else usual_sizes(self.table.num_slots, rows, nodes, arms)
         for number, size in enumerate(sizes):
             yield number, len(sizes)
             shaped = captured_as(self.drafter)
             key = size, common_kind(set()), size.nodes > 0, False, shaped
             if shaped is not None and key not in self._captured:
                 self._captured[key] = self._remember(size, Asked([], size.nodes > 0, False))
+
+    def measure_rounds(self) -> Costs:
+        """What the captured rounds of decoding alone take with nobody in them. Nothing may be in flight."""
+        found: dict[tuple[int, int], float] = {}
+        for captured in self._captured.values():
+            frame, size = captured.frame, captured.frame.size
+            if size.chunks == 0 and size.rows == size.sampled:
+                frame.fill((), 0, FrameInput([], [], [], []), self.table)
+                found[size.sampling, size.nodes] = self._time(captured.replay)
+        return found
+
+    def _time(self, replay: Callable[[], None]) -> float:
+        device, start = self.table.device, 0.0
+        for count in (2, TIMED):  # the first bring it up to its pace
+            start = time.perf_counter()
+            for _ in range(count):
+                replay()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        return (time.perf_counter() - start) / TIMED
 
     def _remember(self, size: Size, asked: Asked) -> Captured:
         """Capture a round of rows of nobody."""

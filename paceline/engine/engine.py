@@ -22,7 +22,7 @@ import torch
 from paceline.cache.slots import SPREAD
 from paceline.drafters.base import Drafter, Target
 from paceline.engine.account import Drafted, read_logprobs, read_prompt_logprobs
-from paceline.engine.budget import Budget, FixedBudget, make_budget
+from paceline.engine.budget import Budget, FixedBudget, MeasuredBudget, make_budget
 from paceline.engine.commit import append_tokens, take_back
 from paceline.engine.round import Plan, Round, Times
 from paceline.engine.runner import Runner
@@ -90,13 +90,17 @@ class Engine:
         self.scheduler.beyond = int(drafter is not None and bool(drafter.taps.hidden))  # a pair at the newest place
         self.table.spread = SPREAD if drafter is not None and drafter.trees else 0
         ahead = self.depth > 0 and drafter is not None and drafter.on_device
-        self.budget = budget or make_budget(self.budget_kind, 0 if drafter is None else drafter.max_nodes, ahead)
+        most, trees = (0, False) if drafter is None else (drafter.max_nodes, drafter.trees)
+        self.budget = budget or make_budget(self.budget_kind, most, ahead, trees)
         self.stats.watch(drafter.name if drafter is not None and drafter.learned else None)
 
     @torch.inference_mode()
     def warm_up(self) -> Iterator[tuple[int, int]]:
         """Get ready for the rounds that come first: yields how much is done, and of how much."""
-        yield from self.runner.warm_up(self.scheduler.max_batched_tokens)
+        budget = self.budget if isinstance(self.budget, MeasuredBudget) else None
+        yield from self.runner.warm_up(self.scheduler.max_batched_tokens, () if budget is None else budget.arms)
+        if budget is not None:
+            budget.tell(self.runner.measure_rounds())
 
     @property
     def drafter(self) -> Drafter | None:
@@ -270,10 +274,9 @@ class Engine:
     def _record(self, round: Round, drafted: Drafted, told: list[Told]) -> tuple[float, float, float]:
         """Seconds of drafting, verifying and the rest."""
         seconds, self._last_read = round.times.spent(self._last_read), round.times.read
-        context = sum(reaches_of(round.plan.work))
-        proposed = sum([drafted.sizes[number] for number, _, _, _ in told if number < round.plan.num_sampling])
-        counts = proposed, sum([accepted for _, _, _, accepted in told]), sum([len(kept) for _, _, kept, _ in told])
-        usual = round.times.usual and all(work.count == 1 for work in round.plan.work)
-        nodes = round.plan.budget if usual else None
-        self.stats.add(RoundRecord(len(round.batch.ids), len(round.plan.sequences), context, *counts, *seconds, nodes))
+        plan, rows, lengths = round.plan, len(round.batch.ids), tuple([accepted for _, _, _, accepted in told])
+        proposed = sum([drafted.sizes[number] for number, _, _, _ in told if number < plan.num_sampling])
+        counts = proposed, sum(lengths), sum([len(kept) for _, _, kept, _ in told])
+        nodes = plan.budget if round.times.usual and all(work.count == 1 for work in plan.work) else None
+        self.stats.add(RoundRecord(rows, len(plan.work), sum(reaches_of(plan.work)), *counts, *seconds, nodes, lengths))
         return seconds

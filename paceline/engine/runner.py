@@ -7,7 +7,7 @@ run by `engine/device.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from paceline.cache.kv import KVCache
 from paceline.cache.slots import Slots
 from paceline.drafters.base import Before, Drafter, HostRows, Observation, Taps, Target, listens
 from paceline.drafters.tree import Proposal
+from paceline.engine.budget import Costs
 from paceline.engine.context import DraftContext
 from paceline.engine.round import Plan, PromptRows, Round, Times, histories, pad_proposal, undrafted
 from paceline.kernels.cpu.chain import pick
@@ -38,9 +39,13 @@ class Runner:
         self.listener = drafter if listens(drafter) else None  # to whom there is anything to tell
         self.met: set[int] = set()  # slots it has seen
 
-    def warm_up(self, rows: int) -> Iterator[tuple[int, int]]:
+    def warm_up(self, rows: int, arms: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
         """Nothing is captured here."""
         yield from ()
+
+    def measure_rounds(self) -> Costs:
+        """Nor timed."""
+        return {}
 
     def note(self, drafter: Drafter, plan: Plan) -> None:
         """What the drafter counts on the host, before a round is run or replayed."""

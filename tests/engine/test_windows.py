@@ -91,7 +91,8 @@ def test_pytorchs_kernels_pick_the_right_pages_too(kind: str, behind: int | None
 def test_nothing_under_windows_waits_for_the_device(kind: str) -> None:
     """On a device without data any read by the host raises."""
     model = windowed_model(kind)
-    llm = LLM(model, device="meta", kernels="torch", max_model_len=64, max_num_seqs=4, block_size=4)
+    options = {"max_model_len": 64, "max_num_seqs": 4, "block_size": 4, "budget": "fixed"}
+    llm = LLM(model, device="meta", kernels="torch", **options)
     assert llm.engine.table.windowed is not None
     llm.engine.depth = 1000
     llm.set_drafter(EarlyExit(2, layers=1))
