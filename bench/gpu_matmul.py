@@ -29,6 +29,12 @@ from paceline.kernels.triton.tiles import Shape, Tile, bucket, find_tile
 ROWS = 1, 4, 8, 16, 32, 64, 128, 256, 512, 2048
 HEAD_ROWS = 256  # nobody wants the logits of more
 COUNTS = 1, 8, 16, 17, 64, 128, 300  # rows among which row 0 must stay the same
+TRIED = 40  # rows in each of these tiles: what is copied how, and whose rows are the tensor core's
+KINDS = (
+    Tile(16, 32, 128), Tile(16, 16, 128, folded=True), Tile(64, 32, 64), Tile(64, 64, 64, boxes=True),
+    Tile(16, 64, 128, boxes=True, turned=True), Tile(32, 64, 64, stages=5, boxes=True, turned=True, ahead=8),
+    Tile(64, 128, 64, stages=3, boxes=True, turned=True),
+)  # fmt: skip
 ADDED = "out", "down"  # to the residual
 DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")
 
@@ -94,6 +100,11 @@ class Case:
             around = kernels.Around(residual=self.residual[:rows])
         yield x, weight, out[:, : shape.n], around, tile
 
+    def kinds(self) -> Iterator[tuple[Tensor, Tensor, Tensor, kernels.Around, Tile]]:
+        """What `keeps_bits` launches besides."""
+        out = self.x.new_empty(TRIED, self.shape.n)
+        return ((self.x[:TRIED], self.weights[0], out, self.around, tile) for tile in KINDS)
+
     def measure(self, rows: int) -> dict[str, Any]:
         x, weight = self.x[:rows], self.weights[0]
         head = self.given.name == "head"
@@ -114,13 +125,20 @@ class Case:
         }  # fmt: skip
 
     def keeps_bits(self) -> bool:
-        """Whether the rows that two counts share are the same, product and fused."""
+        """Whether the rows that two counts share are the same, product and fused, and in every kind of tile."""
         weight, most = self.weights[0], max(COUNTS) if self.given.name != "head" else 128
         for make in (lambda count: self.plain(self.x[:count], weight), lambda count: self.fused(count, weight)):
             whole = make(most)
             if not all(torch.equal(make(count), whole[:count]) for count in COUNTS if count < most):
                 return False
-        return True
+        made = [self.alone(tile) for tile in KINDS]
+        return all(torch.equal(one, made[0]) for one in made)
+
+    def alone(self, tile: Tile) -> Tensor:
+        """A few rows' product, with norm and gate, in another tile than the table's."""
+        out = torch.empty(TRIED, self.shape.n, device=DEVICE, dtype=DTYPE)
+        kernels.launch(self.x[:TRIED], self.weights[0], out, self.around, tile)
+        return out
 
 
 def run(output: Path, *others: str) -> None:
@@ -143,7 +161,7 @@ def run(output: Path, *others: str) -> None:
     for given in found:
         case = Case(given)
         counts = [rows for rows in ROWS if given.name != "head" or rows <= HEAD_ROWS]
-        tuning.prepare([made for rows in counts for made in case.compiled(rows)])
+        tuning.prepare([made for rows in counts for made in case.compiled(rows)] + list(case.kinds()))
         kept = case.keeps_bits()
         for rows in counts:
             line = {"model": given.model, "product": given.name, **case.measure(rows), "keeps_bits": kept}

@@ -126,12 +126,13 @@ def arguments(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile
     (rows, depth), width, norm, residual = x.shape, out.shape[1], around.norm, around.residual
     kind = product.FOLDED if norm is not None else product.PLAIN if around.factors is None else product.FACTORS
     kernel, rows_given, weight_given = product.product, x, weight
+    beside, more = None if norm is None else norm.weight, {}
     if tile.boxes and norm is None and all(map(_has_boxes, (x, weight))):
-        kernel = product.product_of_boxes
+        kernel, beside, more = product.product_of_boxes, weight, {"TURNED": tile.turned}
         rows_given = TensorDescriptor.from_tensor(x, [tile.m, tile.k])
         weight_given = TensorDescriptor.from_tensor(weight, [tile.n, tile.k])
     given = (
-        rows_given, weight_given, out, around.bias, residual, None if norm is None else norm.weight, around.factors,
+        rows_given, weight_given, out, around.bias, residual, beside, around.factors,
         *(around.bests or (None, None)), rows, width, depth, x.stride(0), weight.stride(0),
         0 if residual is None else residual.stride(0), 1.0 / depth, 0.0 if norm is None else norm.eps,
     )  # fmt: skip
@@ -140,7 +141,7 @@ def arguments(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile
     options = {
         "EVEN": depth % tile.k == 0, "ONCE": rows <= tile.m, "STEPS": steps, "NORM": kind, "GATE": around.gate or "",
         "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP": tile.group, "AHEAD": tile.ahead,
-        "PDL": PDL, "WIDEN": INTERPRETED, **launching(tile.warps, tile.stages),
+        "PDL": PDL, "WIDEN": INTERPRETED, **more, **launching(tile.warps, tile.stages),
     }  # fmt: skip
     return kernel, (triton.cdiv(rows, tile.m) * triton.cdiv(width, tile.n),), given, options
 

@@ -175,24 +175,37 @@ def product(
 def product_of_boxes(
     x,  # [T, K] a descriptor of boxes [BLOCK_M, BLOCK_K]
     w,  # [N, K], with a gate [2N, K]: of boxes [BLOCK_N, BLOCK_K]
-    out, bias, residual, scale, factors, best_values, best_ids,
-    T, N, K, x_stride, w_stride, residual_stride, share, eps,
+    out, bias, residual,
+    lines,  # the weight itself: a descriptor asks for nothing ahead
+    factors, best_values, best_ids, T, N, K, x_stride, w_stride, residual_stride, share, eps,
     EVEN: tl.constexpr, ONCE: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
     PDL: tl.constexpr, WIDEN: tl.constexpr,
+    TURNED: tl.constexpr,  # sums are [BLOCK_N, BLOCK_M]: few rows are a tensor core's columns, which may be 8 or 16
 ):  # fmt: skip
-    """`product` where the device copies whole boxes by itself (TMA): for many rows, whose norm is made already."""
+    """`product` where the device copies whole boxes by itself (TMA), and the norm is made already."""
     tl.static_assert(NORM != 1)
     tile_row, tile_col = place(T, N, BLOCK_M, BLOCK_N, GROUP)
     rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
+    if PDL and AHEAD > 0:
+        weight_rows = tl.minimum(cols, N - 1).to(tl.int64)
+        prefetch_rows(lines, weight_rows, w_stride, K, AHEAD)
+        if GATE != "":
+            prefetch_rows(lines, weight_rows + N, w_stride, K, AHEAD)
     begin(PDL)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    HIGH: tl.constexpr = BLOCK_N if TURNED else BLOCK_M
+    WIDE: tl.constexpr = BLOCK_M if TURNED else BLOCK_N
+    acc = tl.zeros((HIGH, WIDE), dtype=tl.float32)
+    up = tl.zeros((HIGH, WIDE), dtype=tl.float32)
     for step in range(STEPS if STEPS > 0 else tl.cdiv(K, BLOCK_K)):  # beyond an edge a box holds zeros
         a = x.load([tile_row * BLOCK_M, step * BLOCK_K])
-        acc = dot(a, w.load([tile_col * BLOCK_N, step * BLOCK_K]).T, acc, WIDEN)
+        b = w.load([tile_col * BLOCK_N, step * BLOCK_K])
+        acc = dot(b, a.T, acc, WIDEN) if TURNED else dot(a, b.T, acc, WIDEN)
         if GATE != "":
-            up = dot(a, w.load([N + tile_col * BLOCK_N, step * BLOCK_K]).T, up, WIDEN)
+            c = w.load([N + tile_col * BLOCK_N, step * BLOCK_K])
+            up = dot(c, a.T, up, WIDEN) if TURNED else dot(a, c.T, up, WIDEN)
+    if TURNED:
+        acc, up = acc.T, up.T
     factor = 1.0
     if NORM == 2:
         factor = tl.load(factors + rows, mask=rows < T, other=0.0)[:, None]

@@ -39,7 +39,8 @@ class Tile:
     warps: int = 4
     stages: int = 4
     group: int = 8  # tiles of rows that programs running together share
-    boxes: bool = False  # copied by the device itself (TMA): only many rows, 16 bits, rows at multiples of 16 bytes
+    boxes: bool = False  # copied by the device itself (TMA): only 16 bits, rows at multiples of 16 bytes
+    turned: bool = False  # of boxes: a tensor core's 64 rows are the weight's, its columns (8 or more) are x's
     folded: bool = False  # a norm is made on the way, not by a kernel of its own: the same bits
     ahead: int = 0  # lines of a weight row asked for before the kernel waits for its rows
 

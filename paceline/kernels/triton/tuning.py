@@ -7,8 +7,9 @@ save(path), load(path)      the table as JSON, for one kind of device and one ve
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -40,6 +41,13 @@ MOST_COPIES = 64
 SHARED = 220 * 1024  # bytes of shared memory that a program may have
 AHEAD = 0, 8, 16, 32
 THREADS = 12  # that compile
+# m, n, k, warps, stages
+MANY = (
+    (64, 128, 64, 4, 4), (64, 128, 64, 4, 8), (64, 128, 128, 4, 4), (64, 256, 64, 4, 4), (64, 256, 64, 8, 4),
+    (128, 64, 64, 4, 4), (128, 64, 64, 4, 8), (128, 64, 128, 4, 4), (128, 64, 128, 8, 4), (128, 128, 64, 4, 4),
+    (128, 128, 64, 8, 4), (128, 128, 64, 8, 6), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 64, 64, 8, 4),
+    (256, 128, 64, 8, 4),
+)  # fmt: skip
 
 
 def tune(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
@@ -63,7 +71,7 @@ def _fastest(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) 
         return min(times, key=lambda tile: times[tile])
 
     best = try_all(tiles_for(rows, shape, dtype))
-    return try_all(replace(best, ahead=lines) for lines in AHEAD) if best.ahead else best
+    return try_all(replace(best, ahead=lines) for lines in AHEAD) if best.ahead or best.boxes else best
 
 
 def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
@@ -82,15 +90,28 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
                     found[tile] = None
                 if tile.stages >= 3 and shape.normed and k == LANES and m <= 32:
                     found[replace(tile, folded=True)] = None
-    if rows > 64:
-        for m, n, k, warps, stages in (
-            (64, 128, 64, 4, 4), (64, 256, 64, 4, 4), (128, 64, 64, 4, 4), (128, 64, 128, 8, 4), (128, 128, 64, 4, 4),
-            (128, 128, 64, 8, 4), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 64, 64, 8, 4), (256, 128, 64, 8, 4),
-        ):  # fmt: skip
-            tile = Tile(m, n // shape.halves, k, warps, stages)
-            if bytes_of(m, tile.n, k, shape) * stages <= SHARED:
-                found[tile] = found[replace(tile, boxes=True)] = None
+    found |= dict.fromkeys(turned(rows, shape) if rows <= 64 else many(shape))
     return list(found)
+
+
+def turned(rows: int, shape: Shape) -> Iterator[Tile]:
+    """For few rows: a tensor core's 64 are the weight's own, boxes go into it as they come, pipelines are deep."""
+    for n, k, (_, room) in itertools.product((64, 128), (64, 128, 256), ROOMS):
+        stages = stages_in(room, rows, n, k, shape)
+        if stages >= 3 and count_programs(rows, shape, (rows, n)) >= 64:
+            yield Tile(rows, n, k, 4, stages, boxes=True, turned=True, ahead=4)
+
+
+def many(shape: Shape) -> Iterator[Tile]:
+    """For many rows: where sums are the limit. A tile whose weights are the taller side may be the better turned."""
+    for m, n, k, warps, stages in MANY:
+        tile = Tile(m, n // shape.halves, k, warps, stages)
+        if bytes_of(m, tile.n, k, shape) * stages > SHARED:
+            continue
+        yield tile
+        yield replace(tile, boxes=True)
+        if tile.n >= 16 * warps:
+            yield replace(tile, boxes=True, turned=True)
 
 
 def operands(

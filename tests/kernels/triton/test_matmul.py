@@ -126,12 +126,16 @@ def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyP
     norm = module.Norm(make(device, 256, seed=2), 1e-5)
     tiles = [Tile(16, 16, 64), Tile(16, 64, 128, warps=8, stages=3), Tile(32, 32, 256, group=1), Tile(128, 64, 64)]
     tiles += [Tile(64, 32, 64, boxes=True), Tile(128, 64, 128, boxes=True)]
+    tiles += [
+        Tile(m, n, k, boxes=True, turned=True, ahead=4) for m, n, k in ((16, 64, 128), (32, 128, 64), (64, 64, 256))
+    ]
     tiles += [Tile(16, 32, 128, folded=True), Tile(32, 16, 128, warps=2, folded=True)]
     made = []
     for tile in tiles:
         monkeypatch.setattr(module, "find_tile", lambda *given, tile=tile: tile)
-        made.append([module.matmul(x, weight), module.matmul(x, weight, norm=norm, gate="relu")])
-    assert all(torch.equal(one[i], made[0][i]) for one in made for i in (0, 1))
+        both = module.matmul(x, weight), module.matmul(x, weight, norm=norm, gate="relu")
+        made.append([*both, module.logits_best(x, weight)[1]])
+    assert all(torch.equal(one[i], made[0][i]) for one in made for i in range(3))
 
 
 def test_a_norm_made_once_and_one_made_in_every_program_are_the_same(
