@@ -33,7 +33,8 @@ TRIED = 40  # rows in each of these tiles: what is copied how, and whose rows ar
 KINDS = (
     Tile(16, 32, 128), Tile(16, 16, 128, folded=True), Tile(64, 32, 64), Tile(64, 64, 64, boxes=True),
     Tile(16, 64, 128, boxes=True, turned=True), Tile(32, 64, 64, stages=5, boxes=True, turned=True, ahead=8),
-    Tile(64, 128, 64, stages=3, boxes=True, turned=True),
+    Tile(64, 128, 64, stages=3, boxes=True, turned=True), Tile(128, 64, 64, boxes=True, apart=True),
+    Tile(64, 128, 64, stages=3, boxes=True, turned=True, apart=True),
 )  # fmt: skip
 ADDED = "out", "down"  # to the residual
 DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")

@@ -27,10 +27,16 @@ def launching(num_warps: int, num_stages: int = 3) -> dict[str, Any]:
 
 
 @triton.jit
-def begin(PDL: tl.constexpr):
-    """Wait for what the kernels before have written, and let the next one start."""
+def begin(PDL: tl.constexpr, EARLY: tl.constexpr = False):
+    """Wait for what the kernels before have written, and let the next one start; EARLY: before it waits itself.
+
+    The next one waits for all of this kernel, and so for all before it. Early pays where this one is small.
+    """
+    if PDL and EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     if PDL:
         tl.extra.cuda.gdc_wait()
+    if PDL and not EARLY:
         tl.extra.cuda.gdc_launch_dependents()
 
 

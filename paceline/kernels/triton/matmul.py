@@ -128,7 +128,7 @@ def arguments(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile
     kernel, rows_given, weight_given = product.product, x, weight
     beside, more = None if norm is None else norm.weight, {}
     if tile.boxes and norm is None and all(map(_has_boxes, (x, weight))):
-        kernel, beside, more = product.product_of_boxes, weight, {"TURNED": tile.turned}
+        kernel, beside, more = product.product_of_boxes, weight, {"TURNED": tile.turned, "APART": tile.apart}
         rows_given = TensorDescriptor.from_tensor(x, [tile.m, tile.k])
         weight_given = TensorDescriptor.from_tensor(weight, [tile.n, tile.k])
     given = (

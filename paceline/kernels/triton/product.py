@@ -182,6 +182,7 @@ def product_of_boxes(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
     PDL: tl.constexpr, WIDEN: tl.constexpr,
     TURNED: tl.constexpr,  # sums are [BLOCK_N, BLOCK_M]: few rows are a tensor core's columns, which may be 8 or 16
+    APART: tl.constexpr,  # other warps copy than multiply
 ):  # fmt: skip
     """`product` where the device copies whole boxes by itself (TMA), and the norm is made already."""
     tl.static_assert(NORM != 1)
@@ -197,7 +198,8 @@ def product_of_boxes(
     WIDE: tl.constexpr = BLOCK_M if TURNED else BLOCK_N
     acc = tl.zeros((HIGH, WIDE), dtype=tl.float32)
     up = tl.zeros((HIGH, WIDE), dtype=tl.float32)
-    for step in range(STEPS if STEPS > 0 else tl.cdiv(K, BLOCK_K)):  # beyond an edge a box holds zeros
+    # Beyond an edge a box holds zeros.
+    for step in tl.range(0, STEPS if STEPS > 0 else tl.cdiv(K, BLOCK_K), warp_specialize=APART):
         a = x.load([tile_row * BLOCK_M, step * BLOCK_K])
         b = w.load([tile_col * BLOCK_N, step * BLOCK_K])
         acc = dot(b, a.T, acc, WIDEN) if TURNED else dot(a, b.T, acc, WIDEN)
@@ -232,11 +234,14 @@ def find_best(values, ids, out, blocks, BLOCKS: tl.constexpr, PDL: tl.constexpr)
 
 @triton.jit
 def fold(x, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr):
-    """What `product` does to a row in front of the sum, once for all programs, with the same bits."""
+    """What `product` does to a row in front of the sum, once for all programs, with the same bits.
+
+    Programs of that product start at once: while this one waits and works they ask for their weights.
+    """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDE)
     by = tl.load(scale + columns, mask=columns < K, other=0.0)
-    begin(PDL)
+    begin(PDL, True)
     values = tl.load(x + row * x_stride + columns, mask=columns < K, other=0.0)
     tl.store(factors + row + tl.arange(0, 1), row_factor(x + row * x_stride, None, eps, K))
     made = (values.to(tl.float32) * by.to(tl.float32)).to(scaled.dtype.element_ty)

@@ -41,6 +41,7 @@ class Tile:
     group: int = 8  # tiles of rows that programs running together share
     boxes: bool = False  # copied by the device itself (TMA): only 16 bits, rows at multiples of 16 bytes
     turned: bool = False  # of boxes: a tensor core's 64 rows are the weight's, its columns (8 or more) are x's
+    apart: bool = False  # of boxes: 4 warps copy what 8 others multiply, 64 rows each
     folded: bool = False  # a norm is made on the way, not by a kernel of its own: the same bits
     ahead: int = 0  # lines of a weight row asked for before the kernel waits for its rows
 
@@ -49,19 +50,20 @@ measured: dict[tuple[int, Shape, torch.dtype], Tile] = {}  # by bucket of rows
 
 
 def bucket(rows: int) -> int:
-    """Rows that share a tile: up to 16, 32, 64, 128, 256, …"""
-    return max(16, 1 << (rows - 1).bit_length())
+    """Rows that share a tile: up to 4 (one sequence, with few drafts or none), 16, 32, 64, 128, 256, …"""
+    return 4 if rows <= 4 else max(16, 1 << (rows - 1).bit_length())
 
 
 def find_tile(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
     """What was measured, for the product alone if not with its norm; else the rule's."""
     count, alone = bucket(rows), shape._replace(normed=False)
-    found = measured.get((count, shape, dtype)) or measured.get((count, alone, dtype))
-    return found or choose(count, shape, dtype)
+    places = [(size, given, dtype) for size in dict.fromkeys((count, max(count, 16))) for given in (shape, alone)]
+    return next((measured[place] for place in places if place in measured), None) or choose(count, shape, dtype)
 
 
 def choose(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
     """A fair tile for a bucket of rows: the largest that leaves enough programs to fill the device."""
+    rows = max(rows, 16)
     if dtype == torch.float32:  # no tensor cores: what threads hold is the limit
         return Tile(16, 32, 32, stages=2)
     sizes = areas(rows, shape)

@@ -43,10 +43,9 @@ AHEAD = 0, 8, 16, 32
 THREADS = 12  # that compile
 # m, n, k, warps, stages
 MANY = (
-    (64, 128, 64, 4, 4), (64, 128, 64, 4, 8), (64, 128, 128, 4, 4), (64, 256, 64, 4, 4), (64, 256, 64, 8, 4),
-    (128, 64, 64, 4, 4), (128, 64, 64, 4, 8), (128, 64, 128, 4, 4), (128, 64, 128, 8, 4), (128, 128, 64, 4, 4),
-    (128, 128, 64, 8, 4), (128, 128, 64, 8, 6), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 64, 64, 8, 4),
-    (256, 128, 64, 8, 4),
+    (64, 128, 64, 4, 4), (64, 128, 64, 4, 8), (64, 128, 128, 4, 4), (64, 256, 64, 4, 4), (128, 64, 64, 4, 4),
+    (128, 64, 64, 4, 8), (128, 64, 128, 4, 4), (128, 64, 128, 8, 4), (128, 128, 64, 4, 4), (128, 128, 64, 8, 4),
+    (128, 128, 64, 8, 6), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 64, 64, 8, 4), (256, 128, 64, 8, 4),
 )  # fmt: skip
 
 
@@ -96,6 +95,7 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
 
 def turned(rows: int, shape: Shape) -> Iterator[Tile]:
     """For few rows: a tensor core's 64 are the weight's own, boxes go into it as they come, pipelines are deep."""
+    rows = max(rows, 16)  # of 8 Triton makes no asynchronous product
     for n, k, (_, room) in itertools.product((64, 128), (64, 128, 256), ROOMS):
         stages = stages_in(room, rows, n, k, shape)
         if stages >= 3 and count_programs(rows, shape, (rows, n)) >= 64:
@@ -112,6 +112,10 @@ def many(shape: Shape) -> Iterator[Tile]:
         yield replace(tile, boxes=True)
         if tile.n >= 16 * warps:
             yield replace(tile, boxes=True, turned=True)
+        if warps == 4 and m == 128:
+            yield replace(tile, boxes=True, apart=True)
+        if warps == 4 and tile.n == 128:
+            yield replace(tile, boxes=True, turned=True, apart=True)
 
 
 def operands(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 SHAPES = [(6144, 4096), (4096, 14336), (128256, 4096), (960, 576), (576, 1536), (33, 100)]
-BUCKETS = 16, 32, 64, 128, 256, 512, 2048
+BUCKETS = 4, 16, 32, 64, 128, 256, 512, 2048
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def table(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_rows_share_a_tile_by_powers_of_two(device: torch.device) -> None:
     from paceline.kernels.triton.tiles import bucket
 
-    assert [bucket(rows) for rows in (1, 16, 17, 64, 65, 300, 2048)] == [16, 16, 32, 64, 128, 512, 2048]
+    assert [bucket(rows) for rows in (1, 4, 5, 16, 17, 64, 65, 300, 2048)] == [4, 4, 16, 16, 32, 64, 128, 512, 2048]
 
 
 def test_every_shape_has_tiles_that_fit(device: torch.device) -> None:
@@ -44,6 +44,8 @@ def test_every_shape_has_tiles_that_fit(device: torch.device) -> None:
                         normed and tile.k == 128 and not tile.boxes
                     )  # the order of the squares is that of 128 lanes
                     assert min(tile.m, 2 * tile.n, tile.k) >= 16
+                    assert not tile.turned or (tile.boxes and tile.n >= 16 * tile.warps)  # 64 rows for each four warps
+                    assert not tile.apart or (tile.boxes and tile.warps == 4)
 
 
 def test_a_product_with_a_norm_takes_what_was_measured_of_it_alone_if_need_be(device: torch.device, table: Any) -> None:
@@ -55,6 +57,9 @@ def test_a_product_with_a_norm_takes_what_was_measured_of_it_alone_if_need_be(de
     assert find_tile(3, shape, torch.bfloat16) == Tile(16, 16, 64)
     table[16, shape, torch.bfloat16] = Tile(16, 32, 128, folded=True)
     assert find_tile(3, shape, torch.bfloat16).folded
+    table[4, shape, torch.bfloat16] = Tile(16, 64, 128, boxes=True, turned=True)
+    assert find_tile(4, shape, torch.bfloat16).turned
+    assert not find_tile(5, shape, torch.bfloat16).turned
 
 
 def test_few_rows_are_read_by_many_programs(device: torch.device) -> None:
