@@ -1,10 +1,11 @@
 """Matrix products in Triton beside cuBLAS: milliseconds, bytes a second, and whether a row keeps its bits.
 
-    python bench/gpu_kernels.py matmul [--output FILE] [--tune] [--tiles FILE]
+    python bench/gpu_kernels.py matmul [--output FILE] [--tune] [--fast] [--tiles FILE]
 
 Weights are read in turn, more of them than the device's cache holds, by launches captured in one graph. `fused` is the
-product as a layer has it: norm and gate in front and behind, a residual added. --tune measures tiles first and writes
-them to --tiles; without it those of --tiles are taken, if there are any.
+product as a layer has it: norm and gate in front and behind, a residual added; `library` is that by PyTorch's, as
+exact_kernels=False may have it. --tune measures tiles first and writes them to --tiles, with --fast also which products
+are the library's; without it those of --tiles are taken, if there are any.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.bench import machine, results
+from paceline.kernels.triton import library, tuning
 from paceline.kernels.triton import matmul as kernels
-from paceline.kernels.triton import tuning
 from paceline.kernels.triton.tiles import Shape, Tile, bucket, find_tile
 
 ROWS = 1, 4, 8, 16, 32, 64, 128, 256, 512, 2048
@@ -87,6 +88,10 @@ class Case:
             return kernels.matmul(x, weight, residual=self.residual[:rows])
         return kernels.matmul(x, weight, norm=self.around.norm, gate=self.around.gate)
 
+    def by_library(self, rows: int, weight: Tensor) -> Tensor:
+        residual = self.residual[:rows] if self.given.name in ADDED else None
+        return library.product(self.x[:rows], weight, None, self.around.norm, residual, self.around.gate)
+
     def compiled(self, rows: int) -> Iterator[tuple[Tensor, Tensor, Tensor, kernels.Around, Tile]]:
         """What `measure` launches with so many rows, for compiling all of it at once."""
         x, weight, shape = self.x[:rows], self.weights[0], self.shape
@@ -117,6 +122,8 @@ class Case:
             "torch_ms": tuning.measure([lambda w=w: theirs(x, w) for w in self.weights]),
             "fused_ms": tuning.measure([lambda w=w: self.fused(rows, w) for w in self.weights]),
         }
+        if not head:
+            times["library_ms"] = tuning.measure([lambda w=w: self.by_library(rows, w) for w in self.weights])
         read = weight.numel() * weight.element_size()
         work = 2 * weight.numel() * rows
         return {
@@ -145,6 +152,7 @@ class Case:
 def run(output: Path, *others: str) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--fast", action="store_true")
     parser.add_argument("--tiles", type=Path, default=output.with_name("gpu_tiles.json"))
     parser.add_argument("--model", action="append", help="llama-8b, smollm2-135m or qwen2.5-1.5b; all of them")
     options = parser.parse_args(others)
@@ -154,6 +162,8 @@ def run(output: Path, *others: str) -> None:
         tuning.tune([p.shape for p in found if p.name != "head"], buckets, DEVICE, DTYPE)
         few = [count for count in buckets if count <= HEAD_ROWS]
         tuning.tune([p.shape for p in found if p.name == "head"], few, DEVICE, DTYPE)
+        if options.fast:
+            tuning.try_library([p.shape for p in found if p.name != "head"], buckets, DEVICE, DTYPE)
         tuning.save(options.tiles, DEVICE)
         print(f"tiles measured after {time.perf_counter() - begin:.0f} s: {options.tiles}", flush=True)
     elif tuning.load(options.tiles, DEVICE):
@@ -173,6 +183,7 @@ def run(output: Path, *others: str) -> None:
             print(
                 f"{given.model:13} {given.name:8} {rows:5} rows {line['ours_ms']:8.4f} ms,"
                 f" fused {line['fused_ms']:8.4f}, cuBLAS {line['torch_ms']:8.4f}, ratio {line['ratio']:5.2f},"
+                f" library fused {line.get('library_ms', 0):8.4f},"
                 f" {line['gb_per_s']:6.0f} GB/s, {line['tflops']:5.0f} TFLOPS,"
                 f" {'as cuBLAS' if line['as_torch'] else '-':9} {'bits kept' if kept else 'BITS DIFFER'}",
                 flush=True,

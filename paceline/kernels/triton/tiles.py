@@ -47,6 +47,7 @@ class Tile:
 
 
 measured: dict[tuple[int, Shape, torch.dtype], Tile] = {}  # by bucket of rows
+library: dict[tuple[int, Shape, torch.dtype], bool] = {}  # whether PyTorch's was the faster, if it may be used at all
 
 
 def bucket(rows: int) -> int:
@@ -59,6 +60,12 @@ def find_tile(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
     count, alone = bucket(rows), shape._replace(normed=False)
     places = [(size, given, dtype) for size in dict.fromkeys((count, max(count, 16))) for given in (shape, alone)]
     return next((measured[place] for place in places if place in measured), None) or choose(count, shape, dtype)
+
+
+def prefers_library(rows: int, shape: Shape, dtype: torch.dtype) -> bool:
+    """Whether a product that need not be exact is PyTorch's: as was measured, else where rows are many."""
+    found = library.get((bucket(rows), shape, dtype))
+    return rows >= (512 if shape.gate else 32) if found is None else found
 
 
 def choose(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:

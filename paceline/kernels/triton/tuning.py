@@ -1,7 +1,8 @@
 """Tiles measured on this device, at start-up and by name: no launch ever measures anything.
 
 tune(products, device)      a few tiles for each product and bucket of rows; the fastest go into the table
-save(path), load(path)      the table as JSON, for one kind of device and one version of the kernels
+try_library(products, …)    which of them PyTorch's library does faster, for those who need not be exact
+save(path), load(path)      both tables as JSON, for one kind of device and one version of the kernels
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch import Tensor
 from triton.runtime._async_compile import AsyncCompileMode
 
 from paceline.kernels.triton.arithmetic import LANES
+from paceline.kernels.triton.library import product as by_library
 from paceline.kernels.triton.matmul import Around, Norm, arguments, launch
 from paceline.kernels.triton.tiles import (
     ROOMS,
@@ -31,6 +34,8 @@ from paceline.kernels.triton.tiles import (
     choose,
     count_programs,
     depth_of,
+    find_tile,
+    library,
     measured,
     stages_in,
 )
@@ -71,6 +76,16 @@ def _fastest(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) 
 
     best = try_all(tiles_for(rows, shape, dtype))
     return try_all(replace(best, ahead=lines) for lines in AHEAD) if best.ahead or best.boxes else best
+
+
+def try_library(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
+    """Measure the library's products of these shapes beside ours, each with its norm and gate."""
+    for shape, count in itertools.product(shapes, rows):
+        x, weights, out, around = operands(shape, count, device, dtype)
+        tile = find_tile(count, shape, dtype)
+        ours = measure([_call(x, weight, out, around, tile) for weight in weights])
+        theirs = measure([partial(by_library, x, weight, None, around.norm, None, around.gate) for weight in weights])
+        library[count, shape, dtype] = theirs < ours
 
 
 def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
@@ -168,10 +183,11 @@ def _call(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile) ->
 
 
 def save(path: Path, device: torch.device) -> None:
-    """Write the table, so that the next start need not measure."""
-    listed = [[count, list(shape), str(dtype), asdict(tile)] for (count, shape, dtype), tile in measured.items()]
+    """Write the tables, so that the next start need not measure."""
+    tiles = [[count, list(shape), str(dtype), asdict(tile)] for (count, shape, dtype), tile in measured.items()]
+    faster = [[count, list(shape), str(dtype), value] for (count, shape, dtype), value in library.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"of": _identity(device), "tiles": listed}, indent=1))
+    path.write_text(json.dumps({"of": _identity(device), "tiles": tiles, "library": faster}, indent=1))
 
 
 def load(path: Path, device: torch.device) -> bool:
@@ -180,14 +196,17 @@ def load(path: Path, device: torch.device) -> bool:
         said = json.loads(path.read_text())
         if said["of"] != _identity(device):
             return False
-        found = {
-            (int(count), Shape(*shape), getattr(torch, dtype.removeprefix("torch."))): Tile(**tile)
-            for count, shape, dtype, tile in said["tiles"]
-        }
+        tiles = {_key(*key): Tile(**tile) for *key, tile in said["tiles"]}
+        faster = {_key(*key): bool(value) for *key, value in said.get("library", [])}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-    measured.update(found)
+    measured.update(tiles)
+    library.update(faster)
     return True
+
+
+def _key(count: int, shape: Sequence[Any], dtype: str) -> tuple[int, Shape, torch.dtype]:
+    return int(count), Shape(*shape), getattr(torch, dtype.removeprefix("torch."))
 
 
 def _identity(device: torch.device) -> list[Any]:
