@@ -5,6 +5,7 @@ A tile changes no bit. `tune` in `tuning.py` measures; without it the rule here 
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -57,9 +58,13 @@ def bucket(rows: int) -> int:
 
 def find_tile(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
     """What was measured, for the product alone if not with its norm; else the rule's."""
-    count, alone = bucket(rows), shape._replace(normed=False)
-    places = [(size, given, dtype) for size in dict.fromkeys((count, max(count, 16))) for given in (shape, alone)]
-    return next((measured[place] for place in places if place in measured), None) or choose(count, shape, dtype)
+    count = bucket(rows)
+    found = measured.get((count, shape, dtype))
+    if found is None and (count < 16 or shape.normed):
+        alone, more = shape._replace(normed=False), max(count, 16)
+        places = (count, alone, dtype), (more, shape, dtype), (more, alone, dtype)
+        found = next((measured[place] for place in places if place in measured), None)
+    return found or choose(count, shape, dtype)
 
 
 def prefers_library(rows: int, shape: Shape, dtype: torch.dtype) -> bool:
@@ -68,6 +73,7 @@ def prefers_library(rows: int, shape: Shape, dtype: torch.dtype) -> bool:
     return rows >= (512 if shape.gate else 32) if found is None else found
 
 
+@functools.cache
 def choose(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
     """A fair tile for a bucket of rows: the largest that leaves enough programs to fill the device."""
     rows = max(rows, 16)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -40,6 +41,8 @@ from paceline.kernels.triton.tiles import (
     stages_in,
 )
 
+log = logging.getLogger(__name__)
+
 FORMAT = 1
 BEYOND_CACHE = 160 * 2**20  # bytes of weights read in turn: none is still in the device's cache when it is its turn
 MOST_COPIES = 64
@@ -65,12 +68,17 @@ def tune(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dty
 def _fastest(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) -> Tile:
     x, weights, out, around = operands(shape, rows, device, dtype)
     times: dict[Tile, float] = {}
+    rule = made_in(choose(rows, shape, dtype), x, weights[0], around)
 
     def try_all(tiles: Iterable[Tile]) -> Tile:
         new = [tile for tile in tiles if tile not in times]
         prepare([(x, weights[0], out, around, tile) for tile in new])
         for tile in new:
-            with contextlib.suppress(triton.runtime.errors.TritonError):  # more registers or memory than there are
+            # More registers or memory than there are; a tile that the compiler cannot make.
+            with contextlib.suppress(triton.runtime.errors.TritonError, RuntimeError):
+                if not torch.equal(made_in(tile, x, weights[0], around), rule):
+                    log.warning("left out, its bits are others: %s for %d rows of %s", tile, rows, shape)
+                    continue
                 times[tile] = measure([_call(x, weight, out, around, tile) for weight in weights])
         return min(times, key=lambda tile: times[tile])
 
@@ -88,6 +96,14 @@ def try_library(shapes: Iterable[Shape], rows: Sequence[int], device: torch.devi
         library[count, shape, dtype] = theirs < ours
 
 
+def made_in(tile: Tile, x: Tensor, weight: Tensor, around: Around) -> Tensor:
+    """What a product is in this tile: the same as in any."""
+    width = len(weight) // (1 if around.gate is None else 2)
+    out = torch.empty(len(x), width, dtype=x.dtype, device=x.device)
+    launch(x, weight, out, around, tile)
+    return out
+
+
 def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
     """Those worth measuring: the rule's own first."""
     rule = choose(rows, shape, dtype)
@@ -101,7 +117,7 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
             for _, room in ROOMS:
                 tile = Tile(m, n, k, 4, stages_in(room, m, n, k, shape), ahead=4)
                 if tile.stages >= 3:
-                    found[tile] = None
+                    found[tile] = found[replace(tile, boxes=True)] = None
                 if tile.stages >= 3 and shape.normed and k == LANES and m <= 32:
                     found[replace(tile, folded=True)] = None
     found |= dict.fromkeys(turned(rows, shape) if rows <= 64 else many(shape))
@@ -120,17 +136,16 @@ def turned(rows: int, shape: Shape) -> Iterator[Tile]:
 def many(shape: Shape) -> Iterator[Tile]:
     """For many rows: where sums are the limit. A tile whose weights are the taller side may be the better turned."""
     for m, n, k, warps, stages in MANY:
-        tile = Tile(m, n // shape.halves, k, warps, stages)
+        tile = Tile(m, n // shape.halves, k, warps, stages, boxes=True)
         if bytes_of(m, tile.n, k, shape) * stages > SHARED:
             continue
         yield tile
-        yield replace(tile, boxes=True)
         if tile.n >= 16 * warps:
-            yield replace(tile, boxes=True, turned=True)
+            yield replace(tile, turned=True)
         if warps == 4 and m == 128:
-            yield replace(tile, boxes=True, apart=True)
+            yield replace(tile, apart=True)
         if warps == 4 and tile.n == 128:
-            yield replace(tile, boxes=True, turned=True, apart=True)
+            yield replace(tile, turned=True, apart=True)
 
 
 def operands(
