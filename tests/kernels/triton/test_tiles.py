@@ -95,6 +95,16 @@ def test_the_fastest_tile_is_kept_in_a_file_and_found_again(
     assert isinstance(find_tile(5, shape, torch.bfloat16), Tile)
 
 
+def test_a_measured_graph_is_long_however_few_weights_there_are(device: torch.device) -> None:
+    from paceline.kernels.triton import tuning
+
+    for count in (1, 5, 24, 64):
+        numbers = [lambda number=number: number for number in range(count)]  # type: ignore[misc]
+        made = [call() for call in tuning.often(numbers)]
+        assert len(made) >= tuning.LAUNCHES
+        assert made == [*range(count)] * (len(made) // count)
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"of": [1, "another", "3"], "tiles": []}', '{"tiles": [1]}'])
 def test_a_table_that_does_not_fit_is_left_alone(device: torch.device, table: Any, tmp_path: Path, text: str) -> None:
     from paceline.kernels.triton import tuning
