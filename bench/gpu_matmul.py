@@ -1,11 +1,13 @@
 """Matrix products in Triton beside cuBLAS: milliseconds, bytes a second, and whether a row keeps its bits.
 
-    python bench/gpu_kernels.py matmul [--output FILE] [--tune] [--fast] [--tiles FILE]
+    python bench/gpu_kernels.py matmul [--output FILE] [--tune [--fast] [--without KIND]] [--tiles FILE]
+                                       [--model NAME] [--rows 1,8,256]
 
 Weights are read in turn, more of them than the device's cache holds, by launches captured in one graph. `fused` is the
 product as a layer has it: norm and gate in front and behind, a residual added; `library` is that by PyTorch's, as
 exact_kernels=False may have it. --tune measures tiles first and writes them to --tiles, with --fast also which products
-are the library's; without it those of --tiles are taken, if there are any.
+are the library's (what --model and --rows leave out stays as it stood there); without it those of --tiles are taken, if
+there are any. Last it says what the host takes for a launch, of each kind of tile.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ KINDS = (
     Tile(64, 128, 64, stages=3, boxes=True, turned=True), Tile(128, 64, 64, boxes=True, apart=True),
     Tile(64, 128, 64, stages=3, boxes=True, turned=True, apart=True),
 )  # fmt: skip
+LAUNCHES = 100  # of each, where the host is measured
 ADDED = "out", "down"  # to the residual
 DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")
 
@@ -52,6 +55,10 @@ class Product(NamedTuple):
     def shape(self) -> Shape:
         gate = self.name == "gate_up"
         return Shape(self.columns // 2 if gate else self.columns, self.depth, gate, self.name in ("qkv", "gate_up"))
+
+
+def tried() -> list[Tile]:
+    return [tile for tile in KINDS if not any(getattr(tile, kind) for kind in tuning.without)]
 
 
 def products() -> Iterator[Product]:
@@ -109,7 +116,7 @@ class Case:
     def kinds(self) -> Iterator[tuple[Tensor, Tensor, Tensor, kernels.Around, Tile]]:
         """What `keeps_bits` launches besides."""
         out = self.x.new_empty(TRIED, self.shape.n)
-        return ((self.x[:TRIED], self.weights[0], out, self.around, tile) for tile in KINDS)
+        return ((self.x[:TRIED], self.weights[0], out, self.around, tile) for tile in tried())
 
     def measure(self, rows: int) -> dict[str, Any]:
         x, weight = self.x[:rows], self.weights[0]
@@ -132,6 +139,19 @@ class Case:
             "tile": asdict(find_tile(rows, self.shape, DTYPE)),
         }  # fmt: skip
 
+    def host_us(self) -> list[tuple[Tile, float]]:
+        """Microseconds that the host takes to launch a product, while the device is behind."""
+        found = []
+        for tile in tried():
+            self.alone(tile)
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(LAUNCHES):
+                self.alone(tile)
+            found.append((tile, (time.perf_counter() - begin) * 1e6 / LAUNCHES))
+        torch.cuda.synchronize()
+        return found
+
     def keeps_bits(self) -> bool:
         """Whether the rows that two counts share are the same, product and fused, and in every kind of tile."""
         weight, most = self.weights[0], max(COUNTS) if self.given.name != "head" else 128
@@ -139,7 +159,7 @@ class Case:
             whole = make(most)
             if not all(torch.equal(make(count), whole[:count]) for count in COUNTS if count < most):
                 return False
-        made = [self.alone(tile) for tile in KINDS]
+        made = [self.alone(tile) for tile in tried()]
         return all(torch.equal(one, made[0]) for one in made)
 
     def alone(self, tile: Tile) -> Tensor:
@@ -154,11 +174,15 @@ def run(output: Path, *others: str) -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--tiles", type=Path, default=output.with_name("gpu_tiles.json"))
+    parser.add_argument("--without", action="append", default=[], help="turned, apart, boxes or folded: not tried")
+    parser.add_argument("--rows", type=lambda text: tuple(map(int, text.split(","))), default=ROWS)
     parser.add_argument("--model", action="append", help="llama-8b, smollm2-135m or qwen2.5-1.5b; all of them")
     options = parser.parse_args(others)
     begin, found = time.perf_counter(), [p for p in products() if not options.model or p.model in options.model]
+    tuning.without.update(options.without)
+    known = tuning.load(options.tiles, DEVICE)
     if options.tune:
-        buckets = sorted({bucket(rows) for rows in ROWS})
+        buckets = sorted({bucket(rows) for rows in options.rows})
         tuning.tune([p.shape for p in found if p.name != "head"], buckets, DEVICE, DTYPE)
         few = [count for count in buckets if count <= HEAD_ROWS]
         tuning.tune([p.shape for p in found if p.name == "head"], few, DEVICE, DTYPE)
@@ -166,12 +190,12 @@ def run(output: Path, *others: str) -> None:
             tuning.try_library([p.shape for p in found if p.name != "head"], buckets, DEVICE, DTYPE)
         tuning.save(options.tiles, DEVICE)
         print(f"tiles measured after {time.perf_counter() - begin:.0f} s: {options.tiles}", flush=True)
-    elif tuning.load(options.tiles, DEVICE):
+    elif known:
         print(f"tiles of {options.tiles}")
     figures, steps = [], dict[tuple[str, int], list[float]]()
     for given in found:
         case = Case(given)
-        counts = [rows for rows in ROWS if given.name != "head" or rows <= HEAD_ROWS]
+        counts = [rows for rows in options.rows if given.name != "head" or rows <= HEAD_ROWS]
         tuning.prepare([made for rows in counts for made in case.compiled(rows)] + list(case.kinds()))
         kept = case.keeps_bits()
         for rows in counts:
@@ -188,11 +212,14 @@ def run(output: Path, *others: str) -> None:
                 f" {'as cuBLAS' if line['as_torch'] else '-':9} {'bits kept' if kept else 'BITS DIFFER'}",
                 flush=True,
             )
+        if given is found[0]:
+            hosts = case.host_us()
         del case
         gc.collect()
         torch.cuda.empty_cache()
     for (model, rows), (ours, theirs) in steps.items():
         print(f"{model:13} {rows:5} rows: all products of a step {ours:8.3f} ms fused, {theirs:8.3f} ms cuBLAS alone")
+    print("on the host, a launch:", *(f"{us:.0f} us in {tile}" for tile, us in hosts), sep="\n  ")
     sums = [{"model": m, "rows": r, "fused_ms": o, "torch_ms": t} for (m, r), (o, t) in steps.items()]
     record = {**machine.record(), "command": "python bench/gpu_kernels.py matmul", "products": figures, "steps": sums}
     results.write(output, record)

@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 BEYOND_CACHE = 160 * 2**20  # bytes of weights read in turn: none is still in the device's cache when it is its turn
 MOST_COPIES = 64
+without: set[str] = set()  # kinds of tiles that are not to be tried: boxes, turned, apart, folded
 LAUNCHES = 24  # in a measured graph, at least
 SHARED = 220 * 1024  # bytes of shared memory that a program may have
 AHEAD = 0, 8, 16, 32
@@ -59,11 +60,9 @@ MANY = (
 
 
 def tune(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
-    """Measure tiles for products of these shapes; rows: buckets as `tiles.bucket` names them."""
-    for shape in shapes:
-        for count in rows:
-            if (count, shape, dtype) not in measured:
-                measured[count, shape, dtype] = _fastest(shape, count, device, dtype)
+    """Measure tiles for products of these shapes anew; rows: buckets as `tiles.bucket` names them."""
+    for shape, count in itertools.product(dict.fromkeys(shapes), rows):
+        measured[count, shape, dtype] = _fastest(shape, count, device, dtype)
 
 
 def _fastest(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) -> Tile:
@@ -89,7 +88,7 @@ def _fastest(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) 
 
 def try_library(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
     """Measure the library's products of these shapes beside ours, each with its norm and gate."""
-    for shape, count in itertools.product(shapes, rows):
+    for shape, count in itertools.product(dict.fromkeys(shapes), rows):
         x, weights, out, around = operands(shape, count, device, dtype)
         tile = find_tile(count, shape, dtype)
         ours = measure([_call(x, weight, out, around, tile) for weight in weights])
@@ -122,7 +121,7 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
                 if tile.stages >= 3 and shape.normed and k == LANES and m <= 32:
                     found[replace(tile, folded=True)] = None
     found |= dict.fromkeys(turned(rows, shape) if rows <= 64 else many(shape))
-    return list(found)
+    return [tile for tile in found if tile == rule or not any(getattr(tile, kind) for kind in without)]
 
 
 def turned(rows: int, shape: Shape) -> Iterator[Tile]:

@@ -48,6 +48,21 @@ def test_every_shape_has_tiles_that_fit(device: torch.device) -> None:
                     assert not tile.apart or (tile.boxes and tile.warps == 4)
 
 
+def test_kinds_of_tiles_can_be_left_out(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.kernels.triton import tuning
+    from paceline.kernels.triton.tiles import Shape
+
+    def kinds(kind: str) -> list[bool]:
+        shape = Shape(4096, 4096, False, True)
+        return [getattr(tile, kind) for rows in (16, 256) for tile in tuning.tiles_for(rows, shape, torch.bfloat16)]
+
+    for kind in ("turned", "apart", "folded"):
+        assert any(kinds(kind))
+        monkeypatch.setattr(tuning, "without", {kind})
+        assert not any(kinds(kind))
+        monkeypatch.setattr(tuning, "without", set())
+
+
 def test_a_product_with_a_norm_takes_what_was_measured_of_it_alone_if_need_be(device: torch.device, table: Any) -> None:
     from paceline.kernels.triton.tiles import Shape, Tile, choose, find_tile
 
