@@ -37,7 +37,8 @@ KINDS = (
     Tile(16, 32, 128), Tile(16, 16, 128, folded=True), Tile(64, 32, 64), Tile(64, 64, 64, boxes=True),
     Tile(16, 64, 128, boxes=True, turned=True), Tile(32, 64, 64, stages=5, boxes=True, turned=True, ahead=8),
     Tile(64, 128, 64, stages=3, boxes=True, turned=True), Tile(128, 64, 64, boxes=True, apart=True),
-    Tile(64, 128, 64, stages=3, boxes=True, turned=True, apart=True),
+    Tile(64, 128, 64, stages=3, boxes=True, turned=True, apart=True), Tile(32, 32, 128, boxes=True, lasting=True),
+    Tile(16, 64, 128, boxes=True, turned=True, lasting=True), Tile(128, 64, 64, boxes=True, apart=True, lasting=True),
 )  # fmt: skip
 LAUNCHES = 100  # of each, where the host is measured
 ADDED = "out", "down"  # to the residual
@@ -174,7 +175,7 @@ def run(output: Path, *others: str) -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--tiles", type=Path, default=output.with_name("gpu_tiles.json"))
-    parser.add_argument("--without", action="append", default=[], help="turned, apart, boxes or folded: not tried")
+    parser.add_argument("--without", action="append", default=[], help="turned, apart, lasting, boxes or folded")
     parser.add_argument("--rows", type=lambda text: tuple(map(int, text.split(","))), default=ROWS)
     parser.add_argument("--model", action="append", help="llama-8b, smollm2-135m or qwen2.5-1.5b; all of them")
     options = parser.parse_args(others)

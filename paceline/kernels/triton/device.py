@@ -7,6 +7,7 @@ that another kernel may write. Kernels without it are serialised as ever.
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -24,6 +25,12 @@ def launching(num_warps: int, num_stages: int = 3) -> dict[str, Any]:
     """Options of a launch. Products and sums stay apart: a fused one rounds once, and a compiler chooses where."""
     options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": False}
     return {**options, "launch_pdl": True} if PDL else options
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Of a GPU; the interpreter has three, so that programs have something to share."""
+    return 3 if INTERPRETED else int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @triton.jit

@@ -16,8 +16,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paceline.kernels.ops import ACTIVATIONS
 from paceline.kernels.triton import product
-from paceline.kernels.triton.device import BOXES, INTERPRETED, PDL, launching
+from paceline.kernels.triton.device import BOXES, INTERPRETED, PDL, launching, processors
+from paceline.kernels.triton.interpreter import mend
 from paceline.kernels.triton.tiles import Shape, Tile, find_tile
+
+mend()
 
 
 @dataclass(frozen=True)
@@ -124,11 +127,15 @@ def launch(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile | 
 def arguments(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile) -> Any:
     """A launch: kernel, grid, arguments, options."""
     (rows, depth), width, norm, residual = x.shape, out.shape[1], around.norm, around.residual
+    programs = triton.cdiv(rows, tile.m) * triton.cdiv(width, tile.n)
+    if tile.lasting:
+        programs = min(programs, processors(x.device))
     kind = product.FOLDED if norm is not None else product.PLAIN if around.factors is None else product.FACTORS
     kernel, rows_given, weight_given = product.product, x, weight
     beside, more = None if norm is None else norm.weight, {}
     if tile.boxes and norm is None and all(map(_has_boxes, (x, weight))):
-        kernel, beside, more = product.product_of_boxes, weight, {"TURNED": tile.turned, "APART": tile.apart}
+        kernel, beside = product.product_of_boxes, weight
+        more = {"TURNED": tile.turned, "APART": tile.apart, "LASTING": programs if tile.lasting else 0}
         rows_given = TensorDescriptor.from_tensor(x, [tile.m, tile.k])
         weight_given = TensorDescriptor.from_tensor(weight, [tile.n, tile.k])
     given = (
@@ -143,7 +150,7 @@ def arguments(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile
         "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP": tile.group, "AHEAD": tile.ahead,
         "PDL": PDL, "WIDEN": INTERPRETED, **more, **launching(tile.warps, tile.stages),
     }  # fmt: skip
-    return kernel, (triton.cdiv(rows, tile.m) * triton.cdiv(width, tile.n),), given, options
+    return kernel, (programs,), given, options
 
 
 _kept_wide = WeakIdKeyDictionary()

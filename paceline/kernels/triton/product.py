@@ -24,9 +24,8 @@ def dot(a, b, total, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def place(T, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """A program's tile: programs that run together share GROUP tiles of rows, so that weights are read once."""
-    number = tl.program_id(0)
+def place(number, T, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
+    """Where a tile is: programs that run together share GROUP tiles of rows, so that weights are read once."""
     tall, wide = tl.cdiv(T, BLOCK_M), tl.cdiv(N, BLOCK_N)
     group = number // (GROUP * wide)
     height = tl.minimum(tall - group * GROUP, GROUP)
@@ -112,7 +111,7 @@ def product(
     WIDEN: tl.constexpr,
 ):
     tl.static_assert(NORM != 1 or BLOCK_K == 128)  # squares are summed in so many lanes
-    tile_row, tile_col = place(T, N, BLOCK_M, BLOCK_N, GROUP)
+    tile_row, tile_col = place(tl.program_id(0), T, N, BLOCK_M, BLOCK_N, GROUP)
     rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
     lanes = tl.arange(0, BLOCK_K)
     there = (rows < T)[:, None]
@@ -171,29 +170,15 @@ def product(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["T"])
-def product_of_boxes(
-    x,  # [T, K] a descriptor of boxes [BLOCK_M, BLOCK_K]
-    w,  # [N, K], with a gate [2N, K]: of boxes [BLOCK_N, BLOCK_K]
-    out, bias, residual,
-    lines,  # the weight itself: a descriptor asks for nothing ahead
-    factors, best_values, best_ids, T, N, K, x_stride, w_stride, residual_stride, share, eps,
-    EVEN: tl.constexpr, ONCE: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
-    PDL: tl.constexpr, WIDEN: tl.constexpr,
-    TURNED: tl.constexpr,  # sums are [BLOCK_N, BLOCK_M]: few rows are a tensor core's columns, which may be 8 or 16
-    APART: tl.constexpr,  # other warps copy than multiply
+@triton.jit
+def tile_of_boxes(
+    number, x, w, out, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
+    STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, WIDEN: tl.constexpr,
+    TURNED: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """`product` where the device copies whole boxes by itself (TMA), and the norm is made already."""
-    tl.static_assert(NORM != 1)
-    tile_row, tile_col = place(T, N, BLOCK_M, BLOCK_N, GROUP)
-    rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
-    if PDL and AHEAD > 0:
-        weight_rows = tl.minimum(cols, N - 1).to(tl.int64)
-        prefetch_rows(lines, weight_rows, w_stride, K, AHEAD)
-        if GATE != "":
-            prefetch_rows(lines, weight_rows + N, w_stride, K, AHEAD)
-    begin(PDL)
+    """One tile from its first box to what is stored."""
+    tile_row, tile_col = place(number, T, N, BLOCK_M, BLOCK_N, GROUP)
     HIGH: tl.constexpr = BLOCK_N if TURNED else BLOCK_M
     WIDE: tl.constexpr = BLOCK_M if TURNED else BLOCK_N
     acc = tl.zeros((HIGH, WIDE), dtype=tl.float32)
@@ -208,6 +193,7 @@ def product_of_boxes(
             up = dot(c, a.T, up, WIDEN) if TURNED else dot(a, c.T, up, WIDEN)
     if TURNED:
         acc, up = acc.T, up.T
+    rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
     factor = 1.0
     if NORM == 2:
         factor = tl.load(factors + rows, mask=rows < T, other=0.0)[:, None]
@@ -215,6 +201,45 @@ def product_of_boxes(
         acc, up, factor, rows, cols, tile_col, out, bias, residual, best_values, best_ids, T, N, residual_stride,
         NORM, GATE,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["T"])
+def product_of_boxes(
+    x,  # [T, K] a descriptor of boxes [BLOCK_M, BLOCK_K]
+    w,  # [N, K], with a gate [2N, K]: of boxes [BLOCK_N, BLOCK_K]
+    out, bias, residual,
+    lines,  # the weight itself: a descriptor asks for nothing ahead
+    factors, best_values, best_ids, T, N, K, x_stride, w_stride, residual_stride, share, eps,
+    EVEN: tl.constexpr, ONCE: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
+    PDL: tl.constexpr, WIDEN: tl.constexpr,
+    TURNED: tl.constexpr,  # sums are [BLOCK_N, BLOCK_M]: few rows are a tensor core's columns, which may be 8 or 16
+    APART: tl.constexpr,  # other warps copy than multiply
+    LASTING: tl.constexpr,  # there are so many programs, and each takes tile after tile; 0: a program for each
+):  # fmt: skip
+    """`product` where the device copies whole boxes by itself (TMA), and the norm is made already."""
+    tl.static_assert(NORM != 1)
+    first = tl.program_id(0)
+    if PDL and AHEAD > 0:
+        _, tile_col = place(first, T, N, BLOCK_M, BLOCK_N, GROUP)
+        weight_rows = tl.minimum(tile_col * BLOCK_N + tl.arange(0, BLOCK_N), N - 1).to(tl.int64)
+        prefetch_rows(lines, weight_rows, w_stride, K, AHEAD)
+        if GATE != "":
+            prefetch_rows(lines, weight_rows + N, w_stride, K, AHEAD)
+    begin(PDL)
+    if LASTING == 0:
+        tile_of_boxes(
+            first, x, w, out, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
+            STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, WIDEN, TURNED, APART,
+        )  # fmt: skip
+    else:
+        # The next tile's boxes are on their way while one is finished: by the warps apart, or in one flat loop.
+        tiles = tl.cdiv(T, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+        for number in tl.range(first, tiles, LASTING, flatten=not APART, warp_specialize=APART):
+            tile_of_boxes(
+                number, x, w, out, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
+                STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, WIDEN, TURNED, False,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["blocks"])

@@ -46,11 +46,12 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 BEYOND_CACHE = 160 * 2**20  # bytes of weights read in turn: none is still in the device's cache when it is its turn
 MOST_COPIES = 64
-without: set[str] = set()  # kinds of tiles that are not to be tried: boxes, turned, apart, folded
+without: set[str] = set()  # kinds of tiles that are not to be tried: boxes, turned, apart, lasting, folded
 LAUNCHES = 24  # in a measured graph, at least
 SHARED = 220 * 1024  # bytes of shared memory that a program may have
 AHEAD = 0, 8, 16, 32
 THREADS = 12  # that compile
+PROCESSORS = ROOMS[0][0]
 # m, n, k, warps, stages
 MANY = (
     (64, 128, 64, 4, 4), (64, 128, 64, 4, 8), (64, 128, 128, 4, 4), (64, 256, 64, 4, 4), (128, 64, 64, 4, 4),
@@ -120,7 +121,7 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
                     found[tile] = found[replace(tile, boxes=True)] = None
                 if tile.stages >= 3 and shape.normed and k == LANES and m <= 32:
                     found[replace(tile, folded=True)] = None
-    found |= dict.fromkeys(turned(rows, shape) if rows <= 64 else many(shape))
+    found |= dict.fromkeys(turned(rows, shape) if rows <= 64 else many(rows, shape))
     return [tile for tile in found if tile == rule or not any(getattr(tile, kind) for kind in without)]
 
 
@@ -128,24 +129,33 @@ def turned(rows: int, shape: Shape) -> Iterator[Tile]:
     """For few rows: a tensor core's 64 are the weight's own, boxes go into it as they come, pipelines are deep."""
     rows = max(rows, 16)  # of 8 Triton makes no asynchronous product
     for n, k, (_, room) in itertools.product((64, 128), (64, 128, 256), ROOMS):
-        stages = stages_in(room, rows, n, k, shape)
-        if stages >= 3 and count_programs(rows, shape, (rows, n)) >= 64:
-            yield Tile(rows, n, k, 4, stages, boxes=True, turned=True, ahead=4)
+        stages, programs = stages_in(room, rows, n, k, shape), count_programs(rows, shape, (rows, n))
+        tile = Tile(rows, n, k, 4, stages, boxes=True, turned=True, ahead=4)
+        if stages >= 3 and programs >= 64:
+            yield tile
+        if stages >= 3 and programs > PROCESSORS and room == ROOMS[0][1]:
+            yield replace(tile, lasting=True)
 
 
-def many(shape: Shape) -> Iterator[Tile]:
-    """For many rows: where sums are the limit. A tile whose weights are the taller side may be the better turned."""
+def many(rows: int, shape: Shape) -> Iterator[Tile]:
+    """For many rows: where sums are the limit. A tile whose weights are the taller side may be the better turned.
+
+    Lasting programs copy ahead over a tile's end: in one flat loop (where a gate's two sums wait in turn), or apart.
+    """
     for m, n, k, warps, stages in MANY:
         tile = Tile(m, n // shape.halves, k, warps, stages, boxes=True)
         if bytes_of(m, tile.n, k, shape) * stages > SHARED:
             continue
+        several = count_programs(rows, shape, (m, tile.n)) > PROCESSORS
         yield tile
+        if several and not shape.gate:
+            yield replace(tile, lasting=True)
         if tile.n >= 16 * warps:
             yield replace(tile, turned=True)
         if warps == 4 and m == 128:
-            yield replace(tile, apart=True)
+            yield replace(tile, apart=True, lasting=several)
         if warps == 4 and tile.n == 128:
-            yield replace(tile, turned=True, apart=True)
+            yield replace(tile, turned=True, apart=True, lasting=several)
 
 
 def operands(

@@ -129,6 +129,7 @@ def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyP
     tiles += [
         Tile(m, n, k, boxes=True, turned=True, ahead=4) for m, n, k in ((16, 64, 128), (32, 128, 64), (64, 64, 256))
     ]
+    tiles += [Tile(16, 16, 128, boxes=True, lasting=True, group=1)]
     tiles += [Tile(16, 32, 128, folded=True), Tile(32, 16, 128, warps=2, folded=True)]
     made = []
     for tile in tiles:
