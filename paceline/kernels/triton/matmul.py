@@ -55,7 +55,7 @@ def matmul(
 def logits(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
     """x [R, K] · weight [V, K]ᵀ → [R, V] float32, unrounded."""
     out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
-    launch(x, weight, out, Around(norm=norm))
+    launch(x, weight, out, Around(norm=norm), _tile_of_logits(x, weight, norm))
     return out
 
 
@@ -63,7 +63,7 @@ def logits_best(x: Tensor, weight: Tensor, norm: Norm | None = None) -> tuple[Te
     """`logits`, and [R] int64 the lowest id of each row's largest: -1 where none is above -inf or one is NaN."""
     rows, width = x.shape[0], weight.shape[0]
     out = torch.empty(rows, width, dtype=torch.float32, device=x.device)
-    tile = find_tile(rows, shape_of(x, weight, False, norm), x.dtype)
+    tile = _tile_of_logits(x, weight, norm)
     blocks = triton.cdiv(width, tile.n)
     values = torch.empty(rows, blocks, dtype=torch.float32, device=x.device)
     ids = torch.empty(rows, blocks, dtype=torch.int32, device=x.device)
@@ -73,6 +73,12 @@ def logits_best(x: Tensor, weight: Tensor, norm: Norm | None = None) -> tuple[Te
         size = triton.next_power_of_2(blocks)
         product.find_best[(rows,)](values, ids, best, blocks, BLOCKS=size, PDL=PDL, **launching(4))
     return out, best
+
+
+def _tile_of_logits(x: Tensor, weight: Tensor, norm: Norm | None) -> Tile:
+    """Logits are twice as wide, and a row's best is found: too much for large tiles that last, or are made apart."""
+    tile = find_tile(x.shape[0], shape_of(x, weight, False, norm), x.dtype)
+    return replace(tile, apart=False, lasting=tile.lasting and tile.m <= 64)
 
 
 def fold(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:

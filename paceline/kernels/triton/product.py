@@ -220,7 +220,7 @@ def product_of_boxes(
     """`product` where the device copies whole boxes by itself (TMA), and the norm is made already."""
     tl.static_assert(NORM != 1)
     first = tl.program_id(0)
-    if PDL and AHEAD > 0:
+    if PDL and AHEAD > 0 and not APART:  # of both at once Triton's compiler fails
         _, tile_col = place(first, T, N, BLOCK_M, BLOCK_N, GROUP)
         weight_rows = tl.minimum(tile_col * BLOCK_N + tl.arange(0, BLOCK_N), N - 1).to(tl.int64)
         prefetch_rows(lines, weight_rows, w_stride, K, AHEAD)

@@ -52,6 +52,7 @@ SHARED = 220 * 1024  # bytes of shared memory that a program may have
 AHEAD = 0, 8, 16, 32
 THREADS = 12  # that compile
 PROCESSORS = ROOMS[0][0]
+MOST_COLUMNS = 2**15  # more are a vocabulary's, whose tiles neither last nor are apart: see `matmul.logits`
 # m, n, k, warps, stages
 MANY = (
     (64, 128, 64, 4, 4), (64, 128, 64, 4, 8), (64, 128, 128, 4, 4), (64, 256, 64, 4, 4), (128, 64, 64, 4, 4),
@@ -84,7 +85,8 @@ def _fastest(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) 
         return min(times, key=lambda tile: times[tile])
 
     best = try_all(tiles_for(rows, shape, dtype))
-    return try_all(replace(best, ahead=lines) for lines in AHEAD) if best.ahead or best.boxes else best
+    asks = best.ahead or (best.boxes and not best.apart)
+    return try_all(replace(best, ahead=lines) for lines in AHEAD) if asks else best
 
 
 def try_library(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
@@ -148,6 +150,8 @@ def many(rows: int, shape: Shape) -> Iterator[Tile]:
             continue
         several = count_programs(rows, shape, (m, tile.n)) > PROCESSORS
         yield tile
+        if shape.n > MOST_COLUMNS:
+            continue
         if several and not shape.gate:
             yield replace(tile, lasting=True)
         if tile.n >= 16 * warps:

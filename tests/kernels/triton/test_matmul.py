@@ -193,6 +193,21 @@ def test_logits_are_float32_and_the_best_is_the_lowest_of_equals(device: torch.d
     assert best[[4, 5, 6]].tolist() == [3, 0, -1]
 
 
+def test_logits_of_many_rows_come_from_tiles_that_end(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.kernels.triton import matmul as module
+    from paceline.kernels.triton.tiles import Tile
+
+    given: list[Tile] = []
+    launch = module.launch
+    monkeypatch.setattr(module, "launch", lambda *args: (given.append(args[4]), launch(*args))[1])
+    x, weight = whole(device, 3, 64), whole(device, 70, 64, seed=1)
+    for m in (128, 16):
+        tile = Tile(m, 64, 64, boxes=True, apart=True, lasting=True)
+        monkeypatch.setattr(module, "find_tile", lambda *ignored, tile=tile: tile)
+        assert torch.equal(module.logits(x, weight), module.logits_best(x, weight)[0])
+    assert [(tile.apart, tile.lasting) for tile in given] == [(False, False)] * 2 + [(False, True)] * 2
+
+
 def test_a_row_with_nothing_above_minus_infinity_has_no_best(device: torch.device) -> None:
     from paceline.kernels.triton.matmul import logits_best
 
