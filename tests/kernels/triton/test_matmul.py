@@ -125,9 +125,10 @@ def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyP
     x, weight = make(device, 18, 256), make(device, 40, 256, seed=1)
     norm = module.Norm(make(device, 256, seed=2), 1e-5)
     tiles = [Tile(16, 16, 64), Tile(16, 64, 128, warps=8, stages=3), Tile(32, 32, 256, group=1), Tile(128, 64, 64)]
-    tiles += [Tile(64, 32, 64, boxes=True), Tile(128, 64, 128, boxes=True, apart=True)]
+    tiles += [Tile(64, 32, 64, boxes=True), Tile(128, 64, 128, stages=3, boxes=True, apart=True)]
     tiles += [
-        Tile(m, n, k, boxes=True, turned=True, ahead=4) for m, n, k in ((16, 64, 128), (32, 128, 64), (64, 64, 256))
+        Tile(m, n, k, stages=2, boxes=True, turned=True, ahead=4)
+        for m, n, k in ((16, 64, 128), (32, 128, 64), (64, 64, 256))
     ]
     tiles += [Tile(16, 16, 128, boxes=True, lasting=True, group=1)]
     tiles += [Tile(16, 32, 128, folded=True), Tile(32, 16, 128, warps=2, folded=True)]
