@@ -76,17 +76,28 @@ def _fastest(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) 
         new = [tile for tile in tiles if tile not in times]
         prepare([(x, weights[0], out, around, tile) for tile in new])
         for tile in new:
-            # More registers or memory than there are; a tile that the compiler cannot make.
-            with contextlib.suppress(triton.runtime.errors.TritonError, RuntimeError):
-                if not torch.equal(made_in(tile, x, weights[0], around), rule):
+            with _tolerating():
+                if torch.equal(made_in(tile, x, weights[0], around), rule):
+                    times[tile] = measure([_call(x, weight, out, around, tile) for weight in weights])
+                else:
                     log.warning("left out, its bits are others: %s for %d rows of %s", tile, rows, shape)
-                    continue
-                times[tile] = measure([_call(x, weight, out, around, tile) for weight in weights])
         return min(times, key=lambda tile: times[tile])
 
     best = try_all(tiles_for(rows, shape, dtype))
     asks = best.ahead or (best.boxes and not best.apart)
     return try_all(replace(best, ahead=lines) for lines in AHEAD) if asks else best
+
+
+@contextlib.contextmanager
+def _tolerating() -> Iterator[None]:
+    """A tile that takes more registers or memory than there are, or that the compiler cannot make, is no tile."""
+    try:
+        yield
+    except triton.runtime.errors.TritonError:
+        pass
+    except RuntimeError as error:
+        if "PassManager" not in str(error):  # the device's own errors are nobody's to hide
+            raise
 
 
 def try_library(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:

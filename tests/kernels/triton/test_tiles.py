@@ -111,6 +111,18 @@ def test_the_fastest_tile_is_kept_in_a_file_and_found_again(
     assert isinstance(find_tile(5, shape, torch.bfloat16), Tile)
 
 
+def test_tiles_that_cannot_be_made_are_passed_over_and_other_errors_are_not(device: torch.device) -> None:
+    from triton.runtime.errors import OutOfResources
+
+    from paceline.kernels.triton import tuning
+
+    for error in (OutOfResources(3, 2, "shared memory"), RuntimeError("PassManager::run failed")):
+        with tuning._tolerating():
+            raise error
+    with pytest.raises(RuntimeError, match="illegal"), tuning._tolerating():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
 def test_a_measured_graph_is_long_however_few_weights_there_are(device: torch.device) -> None:
     from paceline.kernels.triton import tuning
 
