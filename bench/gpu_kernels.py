@@ -1,6 +1,6 @@
 """What the GPU's kernels cost and whether they keep their bits, a file for each kind.
 
-python bench/gpu_kernels.py matmul [--output FILE] [--tune] [--tiles FILE]
+python bench/gpu_kernels.py matmul [--output FILE] [--tune] [--tiles FILE] …
 python bench/gpu_kernels.py attention [--output FILE]
 """
 

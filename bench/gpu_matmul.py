@@ -1,10 +1,13 @@
 """Matrix products in Triton beside cuBLAS: milliseconds, bytes a second, and whether a row keeps its bits.
 
-    python bench/gpu_kernels.py matmul [--output FILE] [--tune] [--tiles FILE]
+    python bench/gpu_kernels.py matmul [--output FILE] [--tune [--fast] [--without KIND]] [--tiles FILE]
+                                       [--model NAME] [--rows 1,8,256]
 
 Weights are read in turn, more of them than the device's cache holds, by launches captured in one graph. `fused` is the
-product as a layer has it: norm and gate in front and behind, a residual added. --tune measures tiles first and writes
-them to --tiles; without it those of --tiles are taken, if there are any.
+product as a layer has it: norm and gate in front and behind, a residual added; `library` is that by PyTorch's, as
+exact_kernels=False may have it. --tune measures tiles first and writes them to --tiles, with --fast also which products
+are the library's (what --model and --rows leave out stays as it stood there); without it those of --tiles are taken, if
+there are any. Last it says what the host takes for a launch, of each kind of tile.
 """
 
 from __future__ import annotations
@@ -22,13 +25,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.bench import machine, results
+from paceline.kernels.triton import library, tuning
 from paceline.kernels.triton import matmul as kernels
-from paceline.kernels.triton import tuning
 from paceline.kernels.triton.tiles import Shape, Tile, bucket, find_tile
 
 ROWS = 1, 4, 8, 16, 32, 64, 128, 256, 512, 2048
 HEAD_ROWS = 256  # nobody wants the logits of more
 COUNTS = 1, 8, 16, 17, 64, 128, 300  # rows among which row 0 must stay the same
+TRIED = 40  # rows in each of these tiles: what is copied how, and whose rows are the tensor core's
+KINDS = (
+    Tile(16, 32, 128), Tile(16, 16, 128, folded=True), Tile(64, 32, 64), Tile(64, 64, 64, boxes=True),
+    Tile(16, 64, 128, boxes=True, turned=True), Tile(32, 64, 64, stages=5, boxes=True, turned=True, ahead=8),
+    Tile(64, 128, 64, stages=3, boxes=True, turned=True), Tile(128, 64, 64, boxes=True, apart=True),
+    Tile(64, 128, 64, stages=3, boxes=True, turned=True, apart=True), Tile(32, 32, 128, boxes=True, lasting=True),
+    Tile(16, 64, 128, boxes=True, turned=True, lasting=True), Tile(128, 64, 64, boxes=True, apart=True, lasting=True),
+)  # fmt: skip
+LAUNCHES = 100  # of each, where the host is measured
 ADDED = "out", "down"  # to the residual
 DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")
 
@@ -44,6 +56,10 @@ class Product(NamedTuple):
     def shape(self) -> Shape:
         gate = self.name == "gate_up"
         return Shape(self.columns // 2 if gate else self.columns, self.depth, gate, self.name in ("qkv", "gate_up"))
+
+
+def tried() -> list[Tile]:
+    return [tile for tile in KINDS if not any(getattr(tile, kind) for kind in tuning.without)]
 
 
 def products() -> Iterator[Product]:
@@ -80,6 +96,10 @@ class Case:
             return kernels.matmul(x, weight, residual=self.residual[:rows])
         return kernels.matmul(x, weight, norm=self.around.norm, gate=self.around.gate)
 
+    def by_library(self, rows: int, weight: Tensor) -> Tensor:
+        residual = self.residual[:rows] if self.given.name in ADDED else None
+        return library.product(self.x[:rows], weight, None, self.around.norm, residual, self.around.gate)
+
     def compiled(self, rows: int) -> Iterator[tuple[Tensor, Tensor, Tensor, kernels.Around, Tile]]:
         """What `measure` launches with so many rows, for compiling all of it at once."""
         x, weight, shape = self.x[:rows], self.weights[0], self.shape
@@ -94,6 +114,11 @@ class Case:
             around = kernels.Around(residual=self.residual[:rows])
         yield x, weight, out[:, : shape.n], around, tile
 
+    def kinds(self) -> Iterator[tuple[Tensor, Tensor, Tensor, kernels.Around, Tile]]:
+        """What `keeps_bits` launches besides."""
+        out = self.x.new_empty(TRIED, self.shape.n)
+        return ((self.x[:TRIED], self.weights[0], out, self.around, tile) for tile in tried())
+
     def measure(self, rows: int) -> dict[str, Any]:
         x, weight = self.x[:rows], self.weights[0]
         head = self.given.name == "head"
@@ -105,6 +130,8 @@ class Case:
             "torch_ms": tuning.measure([lambda w=w: theirs(x, w) for w in self.weights]),
             "fused_ms": tuning.measure([lambda w=w: self.fused(rows, w) for w in self.weights]),
         }
+        if not head:
+            times["library_ms"] = tuning.measure([lambda w=w: self.by_library(rows, w) for w in self.weights])
         read = weight.numel() * weight.element_size()
         work = 2 * weight.numel() * rows
         return {
@@ -113,37 +140,64 @@ class Case:
             "tile": asdict(find_tile(rows, self.shape, DTYPE)),
         }  # fmt: skip
 
+    def host_us(self) -> list[tuple[Tile, float]]:
+        """Microseconds that the host takes to launch a product, while the device is behind."""
+        found = []
+        for tile in tried():
+            self.alone(tile)
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(LAUNCHES):
+                self.alone(tile)
+            found.append((tile, (time.perf_counter() - begin) * 1e6 / LAUNCHES))
+        torch.cuda.synchronize()
+        return found
+
     def keeps_bits(self) -> bool:
-        """Whether the rows that two counts share are the same, product and fused."""
+        """Whether the rows that two counts share are the same, product and fused, and in every kind of tile."""
         weight, most = self.weights[0], max(COUNTS) if self.given.name != "head" else 128
         for make in (lambda count: self.plain(self.x[:count], weight), lambda count: self.fused(count, weight)):
             whole = make(most)
             if not all(torch.equal(make(count), whole[:count]) for count in COUNTS if count < most):
                 return False
-        return True
+        made = [self.alone(tile) for tile in tried()]
+        return all(torch.equal(one, made[0]) for one in made)
+
+    def alone(self, tile: Tile) -> Tensor:
+        """A few rows' product, with norm and gate, in another tile than the table's."""
+        out = torch.empty(TRIED, self.shape.n, device=DEVICE, dtype=DTYPE)
+        kernels.launch(self.x[:TRIED], self.weights[0], out, self.around, tile)
+        return out
 
 
 def run(output: Path, *others: str) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--fast", action="store_true")
     parser.add_argument("--tiles", type=Path, default=output.with_name("gpu_tiles.json"))
+    parser.add_argument("--without", action="append", default=[], help="turned, apart, lasting, boxes or folded")
+    parser.add_argument("--rows", type=lambda text: tuple(map(int, text.split(","))), default=ROWS)
     parser.add_argument("--model", action="append", help="llama-8b, smollm2-135m or qwen2.5-1.5b; all of them")
     options = parser.parse_args(others)
     begin, found = time.perf_counter(), [p for p in products() if not options.model or p.model in options.model]
+    tuning.without.update(options.without)
+    known = tuning.load(options.tiles, DEVICE)
     if options.tune:
-        buckets = sorted({bucket(rows) for rows in ROWS})
+        buckets = sorted({bucket(rows) for rows in options.rows})
         tuning.tune([p.shape for p in found if p.name != "head"], buckets, DEVICE, DTYPE)
         few = [count for count in buckets if count <= HEAD_ROWS]
         tuning.tune([p.shape for p in found if p.name == "head"], few, DEVICE, DTYPE)
+        if options.fast:
+            tuning.try_library([p.shape for p in found if p.name != "head"], buckets, DEVICE, DTYPE)
         tuning.save(options.tiles, DEVICE)
         print(f"tiles measured after {time.perf_counter() - begin:.0f} s: {options.tiles}", flush=True)
-    elif tuning.load(options.tiles, DEVICE):
+    elif known:
         print(f"tiles of {options.tiles}")
     figures, steps = [], dict[tuple[str, int], list[float]]()
     for given in found:
         case = Case(given)
-        counts = [rows for rows in ROWS if given.name != "head" or rows <= HEAD_ROWS]
-        tuning.prepare([made for rows in counts for made in case.compiled(rows)])
+        counts = [rows for rows in options.rows if given.name != "head" or rows <= HEAD_ROWS]
+        tuning.prepare([made for rows in counts for made in case.compiled(rows)] + list(case.kinds()))
         kept = case.keeps_bits()
         for rows in counts:
             line = {"model": given.model, "product": given.name, **case.measure(rows), "keeps_bits": kept}
@@ -154,15 +208,19 @@ def run(output: Path, *others: str) -> None:
             print(
                 f"{given.model:13} {given.name:8} {rows:5} rows {line['ours_ms']:8.4f} ms,"
                 f" fused {line['fused_ms']:8.4f}, cuBLAS {line['torch_ms']:8.4f}, ratio {line['ratio']:5.2f},"
+                f" library fused {line.get('library_ms', 0):8.4f},"
                 f" {line['gb_per_s']:6.0f} GB/s, {line['tflops']:5.0f} TFLOPS,"
                 f" {'as cuBLAS' if line['as_torch'] else '-':9} {'bits kept' if kept else 'BITS DIFFER'}",
                 flush=True,
             )
+        if given is found[0]:
+            hosts = case.host_us()
         del case
         gc.collect()
         torch.cuda.empty_cache()
     for (model, rows), (ours, theirs) in steps.items():
         print(f"{model:13} {rows:5} rows: all products of a step {ours:8.3f} ms fused, {theirs:8.3f} ms cuBLAS alone")
+    print("on the host, a launch:", *(f"{us:.0f} us in {tile}" for tile, us in hosts), sep="\n  ")
     sums = [{"model": m, "rows": r, "fused_ms": o, "torch_ms": t} for (m, r), (o, t) in steps.items()]
     record = {**machine.record(), "command": "python bench/gpu_kernels.py matmul", "products": figures, "steps": sums}
     results.write(output, record)

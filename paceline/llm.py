@@ -31,6 +31,7 @@ from paceline.engine.scheduler import Scheduler
 from paceline.engine.update import Update
 from paceline.engine.windowed import WindowedScheduler
 from paceline.errors import OptionError, not_an_object
+from paceline.kernels import FAST
 from paceline.models import catalog, loader
 from paceline.models.catalog import DEFAULT_MODEL
 from paceline.outputs import Chunk, RequestOutput, Score, completion
@@ -101,7 +102,8 @@ class LLM(Shared):
                 found.config = found.config.naive()
             dtype = loader.find_dtype(self.options.dtype, found.config, device)
             max_model_len = self._find_length(found.config.max_position)
-            loaded = loader.build(found, dtype, device, self.options.kernels, max_model_len, self.options.quantization)
+            kernels = self.options.kernels if self.options.exact_kernels else FAST
+            loaded = loader.build(found, dtype, device, kernels, max_model_len, self.options.quantization)
         self.model, self.tokenizer, self.config = loaded.model, loaded.tokenizer, loaded.config
         self.max_model_len = max_model_len
         self.template = PromptTemplate(self.options.prompt_template, self.tokenizer)

@@ -82,6 +82,7 @@ def of(kind: type, panel: str, names: Iterable[str], **defaults: Any) -> dict[st
     for name in names:
         default = defaults.get(name, fields[name].default)
         value, flag, more = _reading(name, hints[name], default)
+        flag = fields[name].metadata.get("flag", flag)
         text = told[name][0].upper() + told[name][1:]
         group[name] = (Annotated[value, option(panel, f"{text}{more.pop('also', '')}", flag, **more)], default)
     return group

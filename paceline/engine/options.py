@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.engine.budget import BUDGETS
 from paceline.errors import OptionError
@@ -18,7 +18,14 @@ COUNTS = (
     "max_batched_tokens",
     "num_pages",
 )
-FLAGS = ("enforce_eager", "mla_use_matrix_absorption", "trust_remote_code", "skip_tokenizer_init", "accept_licence")
+FLAGS = (
+    "exact_kernels",
+    "enforce_eager",
+    "mla_use_matrix_absorption",
+    "trust_remote_code",
+    "skip_tokenizer_init",
+    "accept_licence",
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,8 @@ class EngineOptions:
       many sequences run, from what rounds cost; auto, measured on an accelerator and fixed on a CPU.
     acceptance: the rule: exact keeps every token; rejection and block keep the distribution; typical keeps neither.
     kernels: one of auto, native (CPU), triton (GPU), torch, reference.
+    exact_kernels: whether a row is computed to the same bits whatever is computed with it, so that no drafter changes a
+      token; fast kernels (GPU) are faster with many rows, and a tie in the last bits may flip a token.
     enforce_eager: launch every round kernel by kernel, instead of replaying what was captured (GPU).
     quantization: pack float weights at load, as int8 or int4 (native kernels).
     mla_use_matrix_absorption: whether models like DeepSeek's cache the row that keys and values are made of, or these.
@@ -68,6 +77,7 @@ class EngineOptions:
     budget: str = "auto"
     acceptance: str = "exact"
     kernels: str = "auto"
+    exact_kernels: bool = field(default=True, metadata={"flag": "--exact-kernels/--fast-kernels"})
     enforce_eager: bool = False
     quantization: str | None = None
     mla_use_matrix_absorption: bool = True
@@ -95,6 +105,10 @@ class EngineOptions:
                 raise OptionError(f"{name}={getattr(self, name)!r} is not known; allowed: {', '.join(words)}")
         for flag in FLAGS:
             check_flag(flag, getattr(self, flag))
+        if not self.exact_kernels and self.kernels not in ("auto", "triton"):
+            raise OptionError(
+                f"fast kernels (exact_kernels=False) are Triton's, not {self.kernels!r}; allowed kernels: auto, triton"
+            )
         if self.seed is not None:
             check_seed(self.seed)
         share = self.gpu_memory_utilization

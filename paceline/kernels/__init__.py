@@ -3,6 +3,8 @@
     reference   rows one at a time in a fixed order: slow, row-invariant, what everything else is tested against
     torch       PyTorch's own kernels: any device; on a CPU a row's last bits depend on its neighbours
     triton      our own GPU kernels: row-invariant, and captured in graphs
+    triton-fast the same, but its products of many rows may be PyTorch's, which are not row-invariant: what
+                exact_kernels=False asks for, and no name of its own
     native      our own CPU library: packed, 16-bit and float32 weights, row-invariant, fast; float32 arithmetic
 
 Kernels see tensors and a `Layout`. They know nothing of sequences, drafting or sampling.
@@ -19,6 +21,7 @@ from paceline.errors import OptionError
 from paceline.kernels.ops import Ops
 from paceline.kernels.quantise import check_quantization
 
+FAST = "triton-fast"
 KERNELS = ("auto", "native", "triton", "torch", "reference")
 
 
@@ -41,7 +44,7 @@ def select(name: str, device: torch.device, dtype: torch.dtype, quantization: st
     quantization: pack float weights at load; the native kernels alone can.
     """
     blocks = check_quantization(quantization)
-    if name not in KERNELS:
+    if name not in (*KERNELS, FAST):
         raise OptionError(f"kernels={name!r} is not known; allowed: {', '.join(KERNELS)}")
     if name == "auto" and device.type == "cpu":
         from paceline.kernels.cpu.library import library, say_missing
@@ -57,15 +60,8 @@ def select(name: str, device: torch.device, dtype: torch.dtype, quantization: st
         return NativeOps(blocks, dtype)
     if blocks is not None:
         raise OptionError(f"quantization={quantization!r} needs the native kernels on a CPU, not {name!r} on {device}")
-    if name == "triton":
-        try:
-            from paceline.kernels.triton.device import INTERPRETED
-            from paceline.kernels.triton.ops import TritonOps
-        except ImportError as error:
-            raise OptionError(f"kernels='triton' needs the package triton: {error}") from None
-        if device.type != "cuda" and not INTERPRETED:
-            raise OptionError(f"kernels='triton' runs on a GPU, not on {device}; on a CPU use auto or native")
-        return TritonOps(device)
+    if name in ("triton", FAST):
+        return _triton(device, name == FAST)
     if name == "reference":
         from paceline.kernels.reference import ReferenceOps
 
@@ -75,4 +71,17 @@ def select(name: str, device: torch.device, dtype: torch.dtype, quantization: st
     return EagerOps()
 
 
-__all__ = ["KERNELS", "Ops", "select"]
+def _triton(device: torch.device, fast: bool) -> Ops:
+    asked = "fast kernels (exact_kernels=False) need" if fast else "kernels='triton' needs"
+    try:
+        from paceline.kernels.triton.device import INTERPRETED
+        from paceline.kernels.triton.ops import FastOps, TritonOps
+    except ImportError as error:
+        raise OptionError(f"{asked} the package triton: {error}") from None
+    if device.type != "cuda" and not INTERPRETED:
+        instead = "leave that out" if fast else "use auto or native"
+        raise OptionError(f"{asked} a GPU, not {device}; on a CPU {instead}")
+    return FastOps(device) if fast else TritonOps(device)
+
+
+__all__ = ["FAST", "KERNELS", "Ops", "select"]

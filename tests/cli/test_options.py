@@ -129,6 +129,23 @@ def test_help_names_every_drafter(command: str, monkeypatch: pytest.MonkeyPatch)
     assert "--drafter " in help
 
 
+def test_a_field_may_name_its_own_flags() -> None:
+    seen: list[Any] = []
+
+    @options.takes(options.machine())
+    def command(ctx: typer.Context) -> None:
+        seen.append(options.read(EngineOptions, ctx.params)["exact_kernels"])
+
+    made = typer.Typer(add_completion=False)
+    made.command(cls=Command)(command)
+    for words in ([], ["--fast-kernels"], ["--exact-kernels"]):
+        assert RUNNER.invoke(made, words).exit_code == 0
+    assert seen == [True, False, True]
+    refused = RUNNER.invoke(app, ["generate", "hello", "--fast-kernels", "--kernels", "native"])
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("fast kernels (exact_kernels=False) are Triton's, not 'native'; allowed kernels")
+
+
 def test_what_the_engine_refuses_is_refused_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(name: str) -> None:
         raise AssertionError(f"{name} was fetched")

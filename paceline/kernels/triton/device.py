@@ -7,6 +7,7 @@ that another kernel may write. Kernels without it are serialised as ever.
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -26,11 +27,23 @@ def launching(num_warps: int, num_stages: int = 3) -> dict[str, Any]:
     return {**options, "launch_pdl": True} if PDL else options
 
 
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Of a GPU; the interpreter has three, so that programs have something to share."""
+    return 3 if INTERPRETED else int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 @triton.jit
-def begin(PDL: tl.constexpr):
-    """Wait for what the kernels before have written, and let the next one start."""
+def begin(PDL: tl.constexpr, EARLY: tl.constexpr = False):
+    """Wait for what the kernels before have written, and let the next one start; EARLY: before it waits itself.
+
+    The next one waits for all of this kernel, and so for all before it. Early pays where this one is small.
+    """
+    if PDL and EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     if PDL:
         tl.extra.cuda.gdc_wait()
+    if PDL and not EARLY:
         tl.extra.cuda.gdc_launch_dependents()
 
 

@@ -16,8 +16,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paceline.kernels.ops import ACTIVATIONS
 from paceline.kernels.triton import product
-from paceline.kernels.triton.device import BOXES, INTERPRETED, PDL, launching
+from paceline.kernels.triton.device import BOXES, INTERPRETED, PDL, launching, processors
+from paceline.kernels.triton.interpreter import mend
 from paceline.kernels.triton.tiles import Shape, Tile, find_tile
+
+mend()
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def matmul(
 def logits(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
     """x [R, K] · weight [V, K]ᵀ → [R, V] float32, unrounded."""
     out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
-    launch(x, weight, out, Around(norm=norm))
+    launch(x, weight, out, Around(norm=norm), _tile_of_logits(x, weight, norm))
     return out
 
 
@@ -60,7 +63,7 @@ def logits_best(x: Tensor, weight: Tensor, norm: Norm | None = None) -> tuple[Te
     """`logits`, and [R] int64 the lowest id of each row's largest: -1 where none is above -inf or one is NaN."""
     rows, width = x.shape[0], weight.shape[0]
     out = torch.empty(rows, width, dtype=torch.float32, device=x.device)
-    tile = find_tile(rows, shape_of(x, weight, False, norm), x.dtype)
+    tile = _tile_of_logits(x, weight, norm)
     blocks = triton.cdiv(width, tile.n)
     values = torch.empty(rows, blocks, dtype=torch.float32, device=x.device)
     ids = torch.empty(rows, blocks, dtype=torch.int32, device=x.device)
@@ -70,6 +73,12 @@ def logits_best(x: Tensor, weight: Tensor, norm: Norm | None = None) -> tuple[Te
         size = triton.next_power_of_2(blocks)
         product.find_best[(rows,)](values, ids, best, blocks, BLOCKS=size, PDL=PDL, **launching(4))
     return out, best
+
+
+def _tile_of_logits(x: Tensor, weight: Tensor, norm: Norm | None) -> Tile:
+    """Logits are twice as wide, and a row's best is found: too much for large tiles that last, or are made apart."""
+    tile = find_tile(x.shape[0], shape_of(x, weight, False, norm), x.dtype)
+    return replace(tile, apart=False, lasting=tile.lasting and tile.m <= 64)
 
 
 def fold(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
@@ -124,14 +133,19 @@ def launch(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile | 
 def arguments(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile) -> Any:
     """A launch: kernel, grid, arguments, options."""
     (rows, depth), width, norm, residual = x.shape, out.shape[1], around.norm, around.residual
+    programs = triton.cdiv(rows, tile.m) * triton.cdiv(width, tile.n)
+    if tile.lasting:
+        programs = min(programs, processors(x.device))
     kind = product.FOLDED if norm is not None else product.PLAIN if around.factors is None else product.FACTORS
     kernel, rows_given, weight_given = product.product, x, weight
+    beside, more = None if norm is None else norm.weight, {}
     if tile.boxes and norm is None and all(map(_has_boxes, (x, weight))):
-        kernel = product.product_of_boxes
+        kernel, beside = product.product_of_boxes, weight
+        more = {"TURNED": tile.turned, "APART": tile.apart, "LASTING": programs if tile.lasting else 0}
         rows_given = TensorDescriptor.from_tensor(x, [tile.m, tile.k])
         weight_given = TensorDescriptor.from_tensor(weight, [tile.n, tile.k])
     given = (
-        rows_given, weight_given, out, around.bias, residual, None if norm is None else norm.weight, around.factors,
+        rows_given, weight_given, out, around.bias, residual, beside, around.factors,
         *(around.bests or (None, None)), rows, width, depth, x.stride(0), weight.stride(0),
         0 if residual is None else residual.stride(0), 1.0 / depth, 0.0 if norm is None else norm.eps,
     )  # fmt: skip
@@ -140,9 +154,9 @@ def arguments(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile
     options = {
         "EVEN": depth % tile.k == 0, "ONCE": rows <= tile.m, "STEPS": steps, "NORM": kind, "GATE": around.gate or "",
         "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP": tile.group, "AHEAD": tile.ahead,
-        "PDL": PDL, "WIDEN": INTERPRETED, **launching(tile.warps, tile.stages),
+        "PDL": PDL, "WIDEN": INTERPRETED, **more, **launching(tile.warps, tile.stages),
     }  # fmt: skip
-    return kernel, (triton.cdiv(rows, tile.m) * triton.cdiv(width, tile.n),), given, options
+    return kernel, (programs,), given, options
 
 
 _kept_wide = WeakIdKeyDictionary()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from paceline.kernels.ops import (
     Weight,
 )
 from paceline.kernels.rounds import Rounds
-from paceline.kernels.triton import chaining, tuning
+from paceline.kernels.triton import chaining, library, tuning
 from paceline.kernels.triton import experts as expert_kernels
 from paceline.kernels.triton import heads as head_kernels
 from paceline.kernels.triton import rows as row_kernels
@@ -78,9 +78,10 @@ class Product(Waiting):
     weight: Tensor
     bias: Tensor | None
     norm: Norm | None
+    multiply: Callable[..., Tensor]
 
-    def make(self) -> Tensor:
-        return matmul(self.x, self.weight, self.bias, self.norm)
+    def make(self, residual: Tensor | None = None, gate: str | None = None) -> Tensor:
+        return self.multiply(self.x, self.weight, self.bias, self.norm, residual, gate)
 
 
 @dataclass(eq=False)
@@ -106,11 +107,14 @@ def now(x: Any) -> Tensor:
 
 
 class TritonForward(EagerForward):
+    matmul = staticmethod(matmul)
+
     def linear(self, x: Any, weight: Weight, bias: Tensor | None) -> Any:
         if isinstance(x, Normed) and x.made is None and x.x.dtype == weight.data.dtype:
-            return Product(x.x, weight.data, bias, x.norm)
+            return Product(x.x, weight.data, bias, x.norm, self.matmul)
         rows = now(x)
-        return Product(rows.to(torch.promote_types(rows.dtype, weight.data.dtype)), weight.data, bias, None)
+        rows = rows.to(torch.promote_types(rows.dtype, weight.data.dtype))
+        return Product(rows, weight.data, bias, None, self.matmul)
 
     def rms_norm(self, x: Any, weight: Tensor, eps: float, bias: Tensor | None = None) -> Any:
         if bias is not None:
@@ -125,7 +129,7 @@ class TritonForward(EagerForward):
 
     def gated(self, x: Any, kind: str) -> Tensor:
         if isinstance(x, Product) and x.made is None:
-            return matmul(x.x, x.weight, x.bias, x.norm, gate=kind)
+            return x.make(gate=kind)
         return row_kernels.gated(now(x), kind)
 
     def add(self, x: Any, y: Any) -> Tensor:
@@ -133,7 +137,7 @@ class TritonForward(EagerForward):
             if isinstance(product, Product) and product.made is None and product.norm is None:
                 rest = now(other)
                 if rest.dtype == product.x.dtype:
-                    return matmul(product.x, product.weight, product.bias, residual=rest)
+                    return product.make(residual=rest)
         return now(x) + now(y)
 
     def head_norm(self, qkv: Any, heads: Heads, query: Tensor, key: Tensor, eps: float) -> Any:
@@ -211,6 +215,12 @@ class TritonForward(EagerForward):
         return super().per_head(now(x), weight, num_heads)
 
 
+class FastForward(TritonForward):
+    """Products may be PyTorch's library's, at the price of row invariance."""
+
+    matmul = staticmethod(library.matmul)
+
+
 def find_tiles(layout: Layout, kv_heads: int) -> list[Tiles]:
     if layout.tiles is None:
         return hold(_tiles_of(tuple(layout.spans), layout.positions.device, kv_heads))
@@ -265,3 +275,9 @@ class TritonOps(EagerOps):
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
         return matmul_logits(hidden, weight.data)
+
+
+class FastOps(TritonOps):
+    """Which a request's text may depend on: what is computed beside a row can change its last bits."""
+
+    forward = FastForward

@@ -24,9 +24,8 @@ def dot(a, b, total, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def place(T, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """A program's tile: programs that run together share GROUP tiles of rows, so that weights are read once."""
-    number = tl.program_id(0)
+def place(number, T, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
+    """Where a tile is: programs that run together share GROUP tiles of rows, so that weights are read once."""
     tall, wide = tl.cdiv(T, BLOCK_M), tl.cdiv(N, BLOCK_N)
     group = number // (GROUP * wide)
     height = tl.minimum(tall - group * GROUP, GROUP)
@@ -112,7 +111,7 @@ def product(
     WIDEN: tl.constexpr,
 ):
     tl.static_assert(NORM != 1 or BLOCK_K == 128)  # squares are summed in so many lanes
-    tile_row, tile_col = place(T, N, BLOCK_M, BLOCK_N, GROUP)
+    tile_row, tile_col = place(tl.program_id(0), T, N, BLOCK_M, BLOCK_N, GROUP)
     rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
     lanes = tl.arange(0, BLOCK_K)
     there = (rows < T)[:, None]
@@ -171,28 +170,30 @@ def product(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["T"])
-def product_of_boxes(
-    x,  # [T, K] a descriptor of boxes [BLOCK_M, BLOCK_K]
-    w,  # [N, K], with a gate [2N, K]: of boxes [BLOCK_N, BLOCK_K]
-    out, bias, residual, scale, factors, best_values, best_ids,
-    T, N, K, x_stride, w_stride, residual_stride, share, eps,
-    EVEN: tl.constexpr, ONCE: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
-    PDL: tl.constexpr, WIDEN: tl.constexpr,
+@triton.jit
+def tile_of_boxes(
+    number, x, w, out, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
+    STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, WIDEN: tl.constexpr,
+    TURNED: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """`product` where the device copies whole boxes by itself (TMA): for many rows, whose norm is made already."""
-    tl.static_assert(NORM != 1)
-    tile_row, tile_col = place(T, N, BLOCK_M, BLOCK_N, GROUP)
-    rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
-    begin(PDL)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for step in range(STEPS if STEPS > 0 else tl.cdiv(K, BLOCK_K)):  # beyond an edge a box holds zeros
+    """One tile from its first box to what is stored."""
+    tile_row, tile_col = place(number, T, N, BLOCK_M, BLOCK_N, GROUP)
+    HIGH: tl.constexpr = BLOCK_N if TURNED else BLOCK_M
+    WIDE: tl.constexpr = BLOCK_M if TURNED else BLOCK_N
+    acc = tl.zeros((HIGH, WIDE), dtype=tl.float32)
+    up = tl.zeros((HIGH, WIDE), dtype=tl.float32)
+    # Beyond an edge a box holds zeros.
+    for step in tl.range(0, STEPS if STEPS > 0 else tl.cdiv(K, BLOCK_K), warp_specialize=APART):
         a = x.load([tile_row * BLOCK_M, step * BLOCK_K])
-        acc = dot(a, w.load([tile_col * BLOCK_N, step * BLOCK_K]).T, acc, WIDEN)
+        b = w.load([tile_col * BLOCK_N, step * BLOCK_K])
+        acc = dot(b, a.T, acc, WIDEN) if TURNED else dot(a, b.T, acc, WIDEN)
         if GATE != "":
-            up = dot(a, w.load([N + tile_col * BLOCK_N, step * BLOCK_K]).T, up, WIDEN)
+            c = w.load([N + tile_col * BLOCK_N, step * BLOCK_K])
+            up = dot(c, a.T, up, WIDEN) if TURNED else dot(a, c.T, up, WIDEN)
+    if TURNED:
+        acc, up = acc.T, up.T
+    rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
     factor = 1.0
     if NORM == 2:
         factor = tl.load(factors + rows, mask=rows < T, other=0.0)[:, None]
@@ -200,6 +201,45 @@ def product_of_boxes(
         acc, up, factor, rows, cols, tile_col, out, bias, residual, best_values, best_ids, T, N, residual_stride,
         NORM, GATE,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["T"])
+def product_of_boxes(
+    x,  # [T, K] a descriptor of boxes [BLOCK_M, BLOCK_K]
+    w,  # [N, K], with a gate [2N, K]: of boxes [BLOCK_N, BLOCK_K]
+    out, bias, residual,
+    lines,  # the weight itself: a descriptor asks for nothing ahead
+    factors, best_values, best_ids, T, N, K, x_stride, w_stride, residual_stride, share, eps,
+    EVEN: tl.constexpr, ONCE: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
+    PDL: tl.constexpr, WIDEN: tl.constexpr,
+    TURNED: tl.constexpr,  # sums are [BLOCK_N, BLOCK_M]: few rows are a tensor core's columns, which may be 8 or 16
+    APART: tl.constexpr,  # other warps copy than multiply
+    LASTING: tl.constexpr,  # there are so many programs, and each takes tile after tile; 0: a program for each
+):  # fmt: skip
+    """`product` where the device copies whole boxes by itself (TMA), and the norm is made already."""
+    tl.static_assert(NORM != 1)
+    first = tl.program_id(0)
+    if PDL and AHEAD > 0 and not APART:  # of both at once Triton's compiler fails
+        _, tile_col = place(first, T, N, BLOCK_M, BLOCK_N, GROUP)
+        weight_rows = tl.minimum(tile_col * BLOCK_N + tl.arange(0, BLOCK_N), N - 1).to(tl.int64)
+        prefetch_rows(lines, weight_rows, w_stride, K, AHEAD)
+        if GATE != "":
+            prefetch_rows(lines, weight_rows + N, w_stride, K, AHEAD)
+    begin(PDL)
+    if LASTING == 0:
+        tile_of_boxes(
+            first, x, w, out, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
+            STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, WIDEN, TURNED, APART,
+        )  # fmt: skip
+    else:
+        # The next tile's boxes are on their way while one is finished: by the warps apart, or in one flat loop.
+        tiles = tl.cdiv(T, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+        for number in tl.range(first, tiles, LASTING, flatten=not APART, warp_specialize=APART):
+            tile_of_boxes(
+                number, x, w, out, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
+                STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, WIDEN, TURNED, False,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["blocks"])
@@ -219,11 +259,14 @@ def find_best(values, ids, out, blocks, BLOCKS: tl.constexpr, PDL: tl.constexpr)
 
 @triton.jit
 def fold(x, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr):
-    """What `product` does to a row in front of the sum, once for all programs, with the same bits."""
+    """What `product` does to a row in front of the sum, once for all programs, with the same bits.
+
+    Programs of that product start at once: while this one waits and works they ask for their weights.
+    """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDE)
     by = tl.load(scale + columns, mask=columns < K, other=0.0)
-    begin(PDL)
+    begin(PDL, True)
     values = tl.load(x + row * x_stride + columns, mask=columns < K, other=0.0)
     tl.store(factors + row + tl.arange(0, 1), row_factor(x + row * x_stride, None, eps, K))
     made = (values.to(tl.float32) * by.to(tl.float32)).to(scaled.dtype.element_ty)

@@ -5,6 +5,7 @@ A tile changes no bit. `tune` in `tuning.py` measures; without it the rule here 
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -39,28 +40,44 @@ class Tile:
     warps: int = 4
     stages: int = 4
     group: int = 8  # tiles of rows that programs running together share
-    boxes: bool = False  # copied by the device itself (TMA): only many rows, 16 bits, rows at multiples of 16 bytes
+    boxes: bool = False  # copied by the device itself (TMA): only 16 bits, rows at multiples of 16 bytes
+    turned: bool = False  # of boxes: a tensor core's 64 rows are the weight's, its columns (8 or more) are x's
+    apart: bool = False  # of boxes: 4 warps copy what 8 others multiply, 64 rows each
+    lasting: bool = False  # of boxes: as many programs as processors, each with tile after tile
     folded: bool = False  # a norm is made on the way, not by a kernel of its own: the same bits
     ahead: int = 0  # lines of a weight row asked for before the kernel waits for its rows
 
 
 measured: dict[tuple[int, Shape, torch.dtype], Tile] = {}  # by bucket of rows
+library: dict[tuple[int, Shape, torch.dtype], bool] = {}  # whether PyTorch's was the faster, if it may be used at all
 
 
 def bucket(rows: int) -> int:
-    """Rows that share a tile: up to 16, 32, 64, 128, 256, …"""
-    return max(16, 1 << (rows - 1).bit_length())
+    """Rows that share a tile: up to 4 (one sequence, with few drafts or none), 16, 32, 64, 128, 256, …"""
+    return 4 if rows <= 4 else max(16, 1 << (rows - 1).bit_length())
 
 
 def find_tile(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
     """What was measured, for the product alone if not with its norm; else the rule's."""
-    count, alone = bucket(rows), shape._replace(normed=False)
-    found = measured.get((count, shape, dtype)) or measured.get((count, alone, dtype))
+    count = bucket(rows)
+    found = measured.get((count, shape, dtype))
+    if found is None and (count < 16 or shape.normed):
+        alone, more = shape._replace(normed=False), max(count, 16)
+        places = (count, alone, dtype), (more, shape, dtype), (more, alone, dtype)
+        found = next((measured[place] for place in places if place in measured), None)
     return found or choose(count, shape, dtype)
 
 
+def prefers_library(rows: int, shape: Shape, dtype: torch.dtype) -> bool:
+    """Whether a product that need not be exact is PyTorch's: as was measured, else where rows are many."""
+    found = library.get((bucket(rows), shape, dtype))
+    return rows >= (512 if shape.gate else 32) if found is None else found
+
+
+@functools.cache
 def choose(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
     """A fair tile for a bucket of rows: the largest that leaves enough programs to fill the device."""
+    rows = max(rows, 16)
     if dtype == torch.float32:  # no tensor cores: what threads hold is the limit
         return Tile(16, 32, 32, stages=2)
     sizes = areas(rows, shape)

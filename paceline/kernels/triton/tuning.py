@@ -1,16 +1,20 @@
 """Tiles measured on this device, at start-up and by name: no launch ever measures anything.
 
 tune(products, device)      a few tiles for each product and bucket of rows; the fastest go into the table
-save(path), load(path)      the table as JSON, for one kind of device and one version of the kernels
+try_library(products, …)    which of them PyTorch's library does faster, for those who need not be exact
+save(path), load(path)      both tables as JSON, for one kind of device and one version of the kernels
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from torch import Tensor
 from triton.runtime._async_compile import AsyncCompileMode
 
 from paceline.kernels.triton.arithmetic import LANES
+from paceline.kernels.triton.library import product as by_library
 from paceline.kernels.triton.matmul import Around, Norm, arguments, launch
 from paceline.kernels.triton.tiles import (
     ROOMS,
@@ -30,40 +35,87 @@ from paceline.kernels.triton.tiles import (
     choose,
     count_programs,
     depth_of,
+    find_tile,
+    library,
     measured,
     stages_in,
 )
 
+log = logging.getLogger(__name__)
+
 FORMAT = 1
 BEYOND_CACHE = 160 * 2**20  # bytes of weights read in turn: none is still in the device's cache when it is its turn
 MOST_COPIES = 64
+without: set[str] = set()  # kinds of tiles that are not to be tried: boxes, turned, apart, lasting, folded
+LAUNCHES = 24  # in a measured graph, at least
 SHARED = 220 * 1024  # bytes of shared memory that a program may have
 AHEAD = 0, 8, 16, 32
 THREADS = 12  # that compile
+PROCESSORS = ROOMS[0][0]
+MOST_COLUMNS = 2**15  # more are a vocabulary's, whose tiles neither last nor are apart: see `matmul.logits`
+# m, n, k, warps, stages
+MANY = (
+    (64, 128, 64, 4, 4), (64, 128, 64, 4, 8), (64, 128, 128, 4, 4), (64, 256, 64, 4, 4), (128, 64, 64, 4, 4),
+    (128, 64, 64, 4, 8), (128, 64, 128, 4, 4), (128, 64, 128, 8, 4), (128, 128, 64, 4, 4), (128, 128, 64, 8, 4),
+    (128, 128, 64, 8, 6), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 64, 64, 8, 4), (256, 128, 64, 8, 4),
+)  # fmt: skip
 
 
 def tune(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
-    """Measure tiles for products of these shapes; rows: buckets as `tiles.bucket` names them."""
-    for shape in shapes:
-        for count in rows:
-            if (count, shape, dtype) not in measured:
-                measured[count, shape, dtype] = _fastest(shape, count, device, dtype)
+    """Measure tiles for products of these shapes anew; rows: buckets as `tiles.bucket` names them."""
+    for shape, count in itertools.product(dict.fromkeys(shapes), rows):
+        measured[count, shape, dtype] = _fastest(shape, count, device, dtype)
 
 
 def _fastest(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) -> Tile:
     x, weights, out, around = operands(shape, rows, device, dtype)
     times: dict[Tile, float] = {}
+    rule = made_in(choose(rows, shape, dtype), x, weights[0], around)
 
     def try_all(tiles: Iterable[Tile]) -> Tile:
         new = [tile for tile in tiles if tile not in times]
         prepare([(x, weights[0], out, around, tile) for tile in new])
         for tile in new:
-            with contextlib.suppress(triton.runtime.errors.TritonError):  # more registers or memory than there are
-                times[tile] = measure([_call(x, weight, out, around, tile) for weight in weights])
+            with _tolerating():
+                if torch.equal(made_in(tile, x, weights[0], around), rule):
+                    times[tile] = measure([_call(x, weight, out, around, tile) for weight in weights])
+                else:
+                    log.warning("left out, its bits are others: %s for %d rows of %s", tile, rows, shape)
         return min(times, key=lambda tile: times[tile])
 
     best = try_all(tiles_for(rows, shape, dtype))
-    return try_all(replace(best, ahead=lines) for lines in AHEAD) if best.ahead else best
+    asks = best.ahead or (best.boxes and not best.apart)
+    return try_all(replace(best, ahead=lines) for lines in AHEAD) if asks else best
+
+
+@contextlib.contextmanager
+def _tolerating() -> Iterator[None]:
+    """A tile that takes more registers or memory than there are, or that the compiler cannot make, is no tile."""
+    try:
+        yield
+    except triton.runtime.errors.TritonError:
+        pass
+    except RuntimeError as error:
+        if "PassManager" not in str(error):  # the device's own errors are nobody's to hide
+            raise
+
+
+def try_library(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
+    """Measure the library's products of these shapes beside ours, each with its norm and gate."""
+    for shape, count in itertools.product(dict.fromkeys(shapes), rows):
+        x, weights, out, around = operands(shape, count, device, dtype)
+        tile = find_tile(count, shape, dtype)
+        ours = measure([_call(x, weight, out, around, tile) for weight in weights])
+        theirs = measure([partial(by_library, x, weight, None, around.norm, None, around.gate) for weight in weights])
+        library[count, shape, dtype] = theirs < ours
+
+
+def made_in(tile: Tile, x: Tensor, weight: Tensor, around: Around) -> Tensor:
+    """What a product is in this tile: the same as in any."""
+    width = len(weight) // (1 if around.gate is None else 2)
+    out = torch.empty(len(x), width, dtype=x.dtype, device=x.device)
+    launch(x, weight, out, around, tile)
+    return out
 
 
 def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
@@ -79,18 +131,46 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
             for _, room in ROOMS:
                 tile = Tile(m, n, k, 4, stages_in(room, m, n, k, shape), ahead=4)
                 if tile.stages >= 3:
-                    found[tile] = None
+                    found[tile] = found[replace(tile, boxes=True)] = None
                 if tile.stages >= 3 and shape.normed and k == LANES and m <= 32:
                     found[replace(tile, folded=True)] = None
-    if rows > 64:
-        for m, n, k, warps, stages in (
-            (64, 128, 64, 4, 4), (64, 256, 64, 4, 4), (128, 64, 64, 4, 4), (128, 64, 128, 8, 4), (128, 128, 64, 4, 4),
-            (128, 128, 64, 8, 4), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 64, 64, 8, 4), (256, 128, 64, 8, 4),
-        ):  # fmt: skip
-            tile = Tile(m, n // shape.halves, k, warps, stages)
-            if bytes_of(m, tile.n, k, shape) * stages <= SHARED:
-                found[tile] = found[replace(tile, boxes=True)] = None
-    return list(found)
+    found |= dict.fromkeys(turned(rows, shape) if rows <= 64 else many(rows, shape))
+    return [tile for tile in found if tile == rule or not any(getattr(tile, kind) for kind in without)]
+
+
+def turned(rows: int, shape: Shape) -> Iterator[Tile]:
+    """For few rows: a tensor core's 64 are the weight's own, boxes go into it as they come, pipelines are deep."""
+    rows = max(rows, 16)  # of 8 Triton makes no asynchronous product
+    for n, k, (_, room) in itertools.product((64, 128), (64, 128, 256), ROOMS):
+        stages, programs = stages_in(room, rows, n, k, shape), count_programs(rows, shape, (rows, n))
+        tile = Tile(rows, n, k, 4, stages, boxes=True, turned=True, ahead=4)
+        if stages >= 3 and programs >= 64:
+            yield tile
+        if stages >= 3 and programs > PROCESSORS and room == ROOMS[0][1]:
+            yield replace(tile, lasting=True)
+
+
+def many(rows: int, shape: Shape) -> Iterator[Tile]:
+    """For many rows: where sums are the limit. A tile whose weights are the taller side may be the better turned.
+
+    Lasting programs copy ahead over a tile's end: in one flat loop (where a gate's two sums wait in turn), or apart.
+    """
+    for m, n, k, warps, stages in MANY:
+        tile = Tile(m, n // shape.halves, k, warps, stages, boxes=True)
+        if bytes_of(m, tile.n, k, shape) * stages > SHARED:
+            continue
+        several = count_programs(rows, shape, (m, tile.n)) > PROCESSORS
+        yield tile
+        if shape.n > MOST_COLUMNS:
+            continue
+        if several and not shape.gate:
+            yield replace(tile, lasting=True)
+        if tile.n >= 16 * warps:
+            yield replace(tile, turned=True)
+        if warps == 4 and m == 128:
+            yield replace(tile, apart=True, lasting=several)
+        if warps == 4 and tile.n == 128:
+            yield replace(tile, turned=True, apart=True, lasting=several)
 
 
 def operands(
@@ -118,6 +198,7 @@ def prepare(products: Iterable[tuple[Tensor, Tensor, Tensor, Around, Tile]]) -> 
 
 def measure(calls: Sequence[Callable[[], Any]], repeats: int = 4) -> float:
     """Milliseconds of one call: all of them one behind another in a graph, the fastest of some replays."""
+    calls = often(calls)
     calls[0]()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -138,15 +219,21 @@ def measure(calls: Sequence[Callable[[], Any]], repeats: int = 4) -> float:
     return float(min(times))
 
 
+def often(calls: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
+    """The calls in turn, each as often as the others: what a graph's own start and end take is shared by many."""
+    return [*calls] * -(-LAUNCHES // len(calls))
+
+
 def _call(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile) -> Callable[[], None]:
     return lambda: launch(x, weight, out, around, tile)
 
 
 def save(path: Path, device: torch.device) -> None:
-    """Write the table, so that the next start need not measure."""
-    listed = [[count, list(shape), str(dtype), asdict(tile)] for (count, shape, dtype), tile in measured.items()]
+    """Write the tables, so that the next start need not measure."""
+    tiles = [[count, list(shape), str(dtype), asdict(tile)] for (count, shape, dtype), tile in measured.items()]
+    faster = [[count, list(shape), str(dtype), value] for (count, shape, dtype), value in library.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"of": _identity(device), "tiles": listed}, indent=1))
+    path.write_text(json.dumps({"of": _identity(device), "tiles": tiles, "library": faster}, indent=1))
 
 
 def load(path: Path, device: torch.device) -> bool:
@@ -155,14 +242,17 @@ def load(path: Path, device: torch.device) -> bool:
         said = json.loads(path.read_text())
         if said["of"] != _identity(device):
             return False
-        found = {
-            (int(count), Shape(*shape), getattr(torch, dtype.removeprefix("torch."))): Tile(**tile)
-            for count, shape, dtype, tile in said["tiles"]
-        }
+        tiles = {_key(*key): Tile(**tile) for *key, tile in said["tiles"]}
+        faster = {_key(*key): bool(value) for *key, value in said.get("library", [])}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-    measured.update(found)
+    measured.update(tiles)
+    library.update(faster)
     return True
+
+
+def _key(count: int, shape: Sequence[Any], dtype: str) -> tuple[int, Shape, torch.dtype]:
+    return int(count), Shape(*shape), getattr(torch, dtype.removeprefix("torch."))
 
 
 def _identity(device: torch.device) -> list[Any]:

@@ -125,13 +125,19 @@ def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyP
     x, weight = make(device, 18, 256), make(device, 40, 256, seed=1)
     norm = module.Norm(make(device, 256, seed=2), 1e-5)
     tiles = [Tile(16, 16, 64), Tile(16, 64, 128, warps=8, stages=3), Tile(32, 32, 256, group=1), Tile(128, 64, 64)]
-    tiles += [Tile(64, 32, 64, boxes=True), Tile(128, 64, 128, boxes=True)]
+    tiles += [Tile(64, 32, 64, boxes=True), Tile(128, 64, 128, stages=3, boxes=True, apart=True)]
+    tiles += [
+        Tile(m, n, k, stages=2, boxes=True, turned=True, ahead=4)
+        for m, n, k in ((16, 64, 128), (32, 128, 64), (64, 64, 256))
+    ]
+    tiles += [Tile(16, 16, 128, boxes=True, lasting=True, group=1)]
     tiles += [Tile(16, 32, 128, folded=True), Tile(32, 16, 128, warps=2, folded=True)]
     made = []
     for tile in tiles:
         monkeypatch.setattr(module, "find_tile", lambda *given, tile=tile: tile)
-        made.append([module.matmul(x, weight), module.matmul(x, weight, norm=norm, gate="relu")])
-    assert all(torch.equal(one[i], made[0][i]) for one in made for i in (0, 1))
+        both = module.matmul(x, weight), module.matmul(x, weight, norm=norm, gate="relu")
+        made.append([*both, module.logits_best(x, weight)[1]])
+    assert all(torch.equal(one[i], made[0][i]) for one in made for i in range(3))
 
 
 def test_a_norm_made_once_and_one_made_in_every_program_are_the_same(
@@ -186,6 +192,21 @@ def test_logits_are_float32_and_the_best_is_the_lowest_of_equals(device: torch.d
     assert torch.equal(torch.nan_to_num(made, 7.0), torch.nan_to_num(logits(x, weight), 7.0))
     assert torch.equal(best.cpu(), argmax(made.cpu()))
     assert best[[4, 5, 6]].tolist() == [3, 0, -1]
+
+
+def test_logits_of_many_rows_come_from_tiles_that_end(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.kernels.triton import matmul as module
+    from paceline.kernels.triton.tiles import Tile
+
+    given: list[Tile] = []
+    launch = module.launch
+    monkeypatch.setattr(module, "launch", lambda *args: (given.append(args[4]), launch(*args))[1])
+    x, weight = whole(device, 3, 64), whole(device, 70, 64, seed=1)
+    for m in (128, 16):
+        tile = Tile(m, 64, 64, boxes=True, apart=True, lasting=True)
+        monkeypatch.setattr(module, "find_tile", lambda *ignored, tile=tile: tile)
+        assert torch.equal(module.logits(x, weight), module.logits_best(x, weight)[0])
+    assert [(tile.apart, tile.lasting) for tile in given] == [(False, False)] * 2 + [(False, True)] * 2
 
 
 def test_a_row_with_nothing_above_minus_infinity_has_no_best(device: torch.device) -> None:

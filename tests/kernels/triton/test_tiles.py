@@ -9,7 +9,7 @@ import pytest
 import torch
 
 SHAPES = [(6144, 4096), (4096, 14336), (128256, 4096), (960, 576), (576, 1536), (33, 100)]
-BUCKETS = 16, 32, 64, 128, 256, 512, 2048
+BUCKETS = 4, 16, 32, 64, 128, 256, 512, 2048
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def table(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_rows_share_a_tile_by_powers_of_two(device: torch.device) -> None:
     from paceline.kernels.triton.tiles import bucket
 
-    assert [bucket(rows) for rows in (1, 16, 17, 64, 65, 300, 2048)] == [16, 16, 32, 64, 128, 512, 2048]
+    assert [bucket(rows) for rows in (1, 4, 5, 16, 17, 64, 65, 300, 2048)] == [4, 4, 16, 16, 32, 64, 128, 512, 2048]
 
 
 def test_every_shape_has_tiles_that_fit(device: torch.device) -> None:
@@ -44,6 +44,24 @@ def test_every_shape_has_tiles_that_fit(device: torch.device) -> None:
                         normed and tile.k == 128 and not tile.boxes
                     )  # the order of the squares is that of 128 lanes
                     assert min(tile.m, 2 * tile.n, tile.k) >= 16
+                    assert not tile.turned or (tile.boxes and tile.n >= 16 * tile.warps)  # 64 rows for each four warps
+                    assert not tile.apart or (tile.boxes and tile.warps == 4)
+                    assert not tile.lasting or tile.boxes
+
+
+def test_kinds_of_tiles_can_be_left_out(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.kernels.triton import tuning
+    from paceline.kernels.triton.tiles import Shape
+
+    def kinds(kind: str) -> list[bool]:
+        shape = Shape(6144, 4096, False, True)
+        return [getattr(tile, kind) for rows in (16, 256) for tile in tuning.tiles_for(rows, shape, torch.bfloat16)]
+
+    for kind in ("turned", "apart", "lasting", "folded"):
+        assert any(kinds(kind))
+        monkeypatch.setattr(tuning, "without", {kind})
+        assert not any(kinds(kind))
+        monkeypatch.setattr(tuning, "without", set())
 
 
 def test_a_product_with_a_norm_takes_what_was_measured_of_it_alone_if_need_be(device: torch.device, table: Any) -> None:
@@ -55,6 +73,9 @@ def test_a_product_with_a_norm_takes_what_was_measured_of_it_alone_if_need_be(de
     assert find_tile(3, shape, torch.bfloat16) == Tile(16, 16, 64)
     table[16, shape, torch.bfloat16] = Tile(16, 32, 128, folded=True)
     assert find_tile(3, shape, torch.bfloat16).folded
+    table[4, shape, torch.bfloat16] = Tile(16, 64, 128, boxes=True, turned=True)
+    assert find_tile(4, shape, torch.bfloat16).turned
+    assert not find_tile(5, shape, torch.bfloat16).turned
 
 
 def test_few_rows_are_read_by_many_programs(device: torch.device) -> None:
@@ -73,11 +94,13 @@ def test_the_fastest_tile_is_kept_in_a_file_and_found_again(
     shape = Shape(4096, 512, False, False)
     wanted = tuning.tiles_for(16, shape, torch.bfloat16)[3]
     times = iter(range(100, 0, -1))
+    wrong = tuning.tiles_for(16, shape, torch.bfloat16)[2]
     monkeypatch.setattr(tuning, "prepare", lambda products: None)
+    monkeypatch.setattr(tuning, "made_in", lambda tile, *rest: torch.tensor(tile == wrong))
     monkeypatch.setattr(tuning, "_call", lambda x, weight, out, around, tile: tile)
-    monkeypatch.setattr(tuning, "measure", lambda calls: -1 if calls[0] == wanted else next(times))
+    monkeypatch.setattr(tuning, "measure", lambda calls: {wrong: -2, wanted: -1}.get(calls[0]) or next(times))
     tuning.tune([shape], [16], device, torch.bfloat16)
-    assert find_tile(5, shape, torch.bfloat16) == wanted
+    assert find_tile(5, shape, torch.bfloat16) == wanted  # the faster one had other bits
     assert find_tile(17, shape, torch.bfloat16) != wanted
 
     path = tmp_path / "cache" / "tiles.json"
@@ -86,6 +109,28 @@ def test_the_fastest_tile_is_kept_in_a_file_and_found_again(
     assert tuning.load(path, device)
     assert table == {(16, shape, torch.bfloat16): wanted}
     assert isinstance(find_tile(5, shape, torch.bfloat16), Tile)
+
+
+def test_tiles_that_cannot_be_made_are_passed_over_and_other_errors_are_not(device: torch.device) -> None:
+    from triton.runtime.errors import OutOfResources
+
+    from paceline.kernels.triton import tuning
+
+    for error in (OutOfResources(3, 2, "shared memory"), RuntimeError("PassManager::run failed")):
+        with tuning._tolerating():
+            raise error
+    with pytest.raises(RuntimeError, match="illegal"), tuning._tolerating():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_measured_graph_is_long_however_few_weights_there_are(device: torch.device) -> None:
+    from paceline.kernels.triton import tuning
+
+    for count in (1, 5, 24, 64):
+        numbers = [lambda number=number: number for number in range(count)]  # type: ignore[misc]
+        made = [call() for call in tuning.often(numbers)]
+        assert len(made) >= tuning.LAUNCHES
+        assert made == [*range(count)] * (len(made) // count)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"of": [1, "another", "3"], "tiles": []}', '{"tiles": [1]}'])
