@@ -127,7 +127,8 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
     for m, n in areas(rows, shape):
         if m > 64 or m * n * 4 < rule.m * rule.n or not 64 <= count_programs(rows, shape, (m, n)) <= 2048:
             continue
-        for k in {128, depth_of(m, n, shape)}:
+        deeper = (256, 512) if m == 16 else ()  # more of a weight's row at a time, as memory likes it
+        for k in {128, depth_of(m, n, shape), *deeper}:
             for _, room in ROOMS:
                 tile = Tile(m, n, k, 4, stages_in(room, m, n, k, shape), ahead=4)
                 if tile.stages >= 3:
