@@ -70,6 +70,7 @@ class SuffixDrafter(QuietDrafter):
 
     name = "suffix"
     on_device = False
+    told_late = True
 
     def __init__(self, config: Suffix) -> None:
         self.max_nodes = config.num_draft_tokens

@@ -44,10 +44,11 @@ class MeasuredBudget:
 
     For each power of two of sequences it tries every number of `arms` for a few rounds, then stays with the best, and
     tries the others again, ever more rarely. What it answers follows from the records alone; it reads each once.
-    ahead: rounds overlap with the host's work, so a round takes what lies between two that were read.
+    ahead: rounds of at most so many nodes overlap with the host's work, so one takes what lies between two that were
+    read; -1: none do.
     """
 
-    def __init__(self, max_nodes: int, ahead: bool = False) -> None:
+    def __init__(self, max_nodes: int, ahead: int = -1) -> None:
         self.ahead = ahead
         halves = [2**power for power in reversed(range(max_nodes.bit_length())) if 2 * 2**power <= max_nodes]
         self.arms = [max_nodes, 0, *halves]  # in the order they are tried
@@ -58,7 +59,7 @@ class MeasuredBudget:
         for record in self._unseen(history):
             if record.nodes is not None and record.emitted:
                 seconds = record.verify_seconds
-                seconds += 0 if self.ahead else record.draft_seconds + record.rest_seconds
+                seconds += 0 if record.nodes <= self.ahead else record.draft_seconds + record.rest_seconds
                 self._load(record.sequences).learn(record.nodes, record.emitted / record.sequences, seconds)
         return self._load(num_running).arm
 
@@ -131,5 +132,5 @@ class Load:
         return tokens / max(statistics.median(seconds for _, seconds in taken), 1e-9)
 
 
-def make_budget(kind: str, max_nodes: int, ahead: bool) -> Budget:
+def make_budget(kind: str, max_nodes: int, ahead: int) -> Budget:
     return MeasuredBudget(max_nodes, ahead) if kind == "measured" and max_nodes else FixedBudget(max_nodes)

@@ -77,10 +77,6 @@ class DeviceRunner(Runner):
         super().set_drafter(drafter)
         self._captured: dict[Hashable, Captured] = {}
 
-    @property
-    def settles_itself(self) -> bool:
-        return self.drafter is None or self.drafter.on_device
-
     def run(self, plan: Plan, times: Times) -> Round:
         """Launch all of a round, or replay it; what the host will read of it is on its way."""
         self.table.flush()
@@ -148,7 +144,7 @@ class DeviceRunner(Runner):
         if handed is not None:
             if handed.probs is not None:
                 return None
-            shaped = handed.chain, handed.scratch is None, handed.origins is None, handed.names
+            shaped = shaped, handed.chain, handed.scratch is None, handed.origins is None, handed.names
         return size, kind, bool(plan.num_drafting), new, shaped
 
     def warm_up(self, rows: int) -> Iterator[tuple[int, int]]:
@@ -207,8 +203,7 @@ class DeviceRunner(Runner):
                 table.commit(frame.slots[:sampling], verdict.tokens, verdict.lengths + 1)
             report = Report.of(proposal, verdict)
         made = Outcome(proposal, batch, out, verdict, report)
-        if self.settles_itself:
-            self._settle_frame(made, asked.new)
+        self._settle_frame(made, asked.new)
         return made
 
     def _draft(self, frame: Frame, asked: Asked) -> Proposal:
@@ -240,12 +235,19 @@ class DeviceRunner(Runner):
         frame = made.batch.places
         assert isinstance(frame, Frame)
         slots = [self.table.null] * frame.size.sequences  # nobody on the device asks for them
-        seen = Observation(self.table, made.batch, made.verdict, slots, made.out.tapped)
+        seen = Observation(self.table, made.batch, made.verdict, slots, made.out.tapped, on_device=True)
         if seen.states is not None:
             self.keep_room(seen.states)
             seen.before = self.read_before(made.batch, frame.firsts, frame.new != 0) if new else None
             self.cache.write_tails(seen.tails, seen.states)
-        self.tell(self.listener, seen, made.out)
+        if self.listener.on_device or getattr(self.listener, "mixed", False):
+            self.tell(self.listener, seen, made.out)
+
+    def settle(self, round: Round) -> None:
+        """The cache knows, and who drafts on the device; who drafts on the host is told now."""
+        if self.listener is not None and not self.listener.on_device:
+            parts = (round.batch, round.verdict, round.plan.slots, round.out.tapped)
+            self.tell(self.listener, Observation(self.table, *parts, on_device=False), round.out)
 
     def _moves(self, moved: Tensor, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Everything: what stays is moved to where nobody looks."""

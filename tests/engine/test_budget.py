@@ -88,7 +88,7 @@ def test_rounds_that_say_nothing_of_drafting_are_not_counted() -> None:
 
 
 def test_what_drafting_takes_counts_where_nothing_overlaps() -> None:
-    for ahead, best in ((False, 0), (True, 7)):
+    for ahead, best in ((-1, 0), (0, 0), (7, 7)):
         budget, history, chosen = MeasuredBudget(7, ahead), EngineStats(), Counter[int]()
         for _ in range(300):
             nodes = budget.choose(1, history)
@@ -111,7 +111,7 @@ def test_the_text_is_the_same_and_rounds_say_what_they_were_allowed(behind: int 
     llm = tiny_llm(behind=behind)
     llm.engine.budget_kind = "measured"
     llm.set_drafter(NGram(4, min_match=1))
-    assert isinstance(llm.engine.budget, MeasuredBudget) and llm.engine.budget.ahead == (behind is not None)
+    assert isinstance(llm.engine.budget, MeasuredBudget) and llm.engine.budget.ahead == (-1 if behind is None else 4)
     assert [one.outputs[0].token_ids for one in llm.generate(prompts, **params)] == plain
     allowed = Counter(record.nodes for record in llm.engine.stats.recent)
     assert set(allowed) >= {None, 4, 0}, "prompts, drafts and none were there"
