@@ -137,7 +137,7 @@ class DeviceRunner(Runner):
 
     def _key(self, plan: Plan, size: Size, handed: Proposal | None, new: bool) -> Hashable | None:
         """What a round has in common with all that replay it; None: it is not to be captured."""
-        kind = common_kind({self.state.kinds[slot] for slot in plan.slots[: plan.num_sampling]})
+        kind = common_kind({self.state.kinds[slot] for slot in plan.slots[: plan.num_sampling]}, self.state)
         shaped = captured_as(self.drafter)
         if kind is None or shaped is None or plan.wants_prompt_logprobs:
             return None
@@ -156,7 +156,7 @@ class DeviceRunner(Runner):
         for number, size in enumerate(sizes):
             yield number, len(sizes)
             shaped = captured_as(self.drafter)
-            key = size, common_kind(set()), size.nodes > 0, False, shaped
+            key = size, common_kind(set(), self.state), size.nodes > 0, False, shaped
             if shaped is not None and key not in self._captured:
                 self._captured[key] = self._remember(size, Asked([], size.nodes > 0, False))
 

@@ -1,0 +1,93 @@
+"""Rounds are replayed whatever is asked for, as far as tensors can say it."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline import LLM, SamplingParams
+from paceline.engine.device import DeviceRunner
+from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
+from tests.fakes import tiny_llm
+
+GREEDY = SETTINGS["greedy"]
+
+
+@functools.cache
+def asked(name: str) -> SamplingParams:
+    """What changes an answer of plain decoding: its own tokens are banned, alone or behind those before."""
+    first, second, third = plain(3, "greedy")
+    many = [first[1:3], second[:4], third[:2], *([token] for token in third[3:7]), first[4:8]]
+    if name == "least":
+        return replace(GREEDY, min_tokens=9, stop_token_ids=[first[2], second[3], third[5]])
+    if name == "everything":
+        return replace(SETTINGS[name], bad_words=many)
+    return replace(GREEDY, bad_words=[[first[1]]] if name == "one" else many)
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often a round was captured, replayed and launched."""
+    counted: Counter[str] = Counter()
+
+    def counting(way: str) -> Any:
+        real = getattr(DeviceRunner, way)
+
+        def count(*given: Any) -> Any:
+            counted[way] += 1
+            return real(*given)
+
+        return count
+
+    for way in ("_remember", "_replay", "_launch"):
+        monkeypatch.setattr(DeviceRunner, way, counting(way))
+    return counted
+
+
+@functools.cache
+def shared() -> LLM:
+    return tiny_llm()
+
+
+def said(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts(3), params)]
+
+
+@functools.cache
+def wanted(name: str) -> list[list[int]]:
+    return said(shared(), [asked(name), GREEDY, GREEDY])
+
+
+@pytest.mark.parametrize("drafter", ["none", "drawn_tree"])
+def test_bad_words_and_minimum_lengths_are_replayed_and_say_what_they_say_launched(
+    drafter: str, ways: Counter[str]
+) -> None:
+    """Each beside two requests without wishes."""
+    llm = tiny_llm(None if drafter == "none" else DRAFTERS[drafter](recorded(3, "greedy")), behind=1, captured=True)
+    for name in ("many", "least", "everything"):
+        assert wanted(name)[0] != plain(3, "greedy")[0] and wanted(name)[1:] == plain(3, "greedy")[1:]
+        assert said(llm, [asked(name), GREEDY, GREEDY]) == wanted(name)
+    assert ways["_replay"] >= 30 and not ways["_launch"]
+
+
+def test_a_wider_table_of_bans_is_captured_anew_and_nothing_else_is(ways: Counter[str]) -> None:
+    llm = tiny_llm(behind=1, captured=True)
+    captured = []
+    for name in ("none", "one", "one", "none", "many", "one", "none"):
+        before, params = ways["_remember"], GREEDY if name == "none" else asked(name)
+        llm.generate([prompts(1)[0]], replace(params, max_tokens=3))
+        captured.append(ways["_remember"] > before)
+    assert captured == [True, True, False, False, True, False, False]
+    assert [tuple(shape[1:]) for shape in llm.engine.runner.state.ban_shapes] == [(8, 5), (1, 2)]
+
+
+def test_a_request_for_its_prompts_logprobs_is_launched_at_its_prompt_alone(ways: Counter[str]) -> None:
+    params = replace(GREEDY, prompt_logprobs=1)
+    llm = tiny_llm(behind=1, captured=True)
+    (output,) = llm.generate([prompts(1)[0]], params)
+    assert output.outputs[0].token_ids == plain(1, "greedy")[0] and output.prompt_logprobs is not None
+    assert ways["_launch"] == 1 and ways["_replay"] >= len(output.outputs[0].token_ids) - 1
