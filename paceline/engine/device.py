@@ -103,6 +103,9 @@ class DeviceRunner(Runner):
         context = DraftContext(slots, budgets, self.state, self.rule)
         proposal = context.cut(self.drafter.propose(context))
         plan.cut(proposal.num_nodes)
+        if not proposal.num_nodes:  # a round like any without drafts
+            plan.num_drafting = 0
+            return None
         return pad_proposal(proposal, plan.num_sampling)
 
     def _fill(self, frame: Frame, plan: Plan, new: list[bool]) -> None:
@@ -138,27 +141,42 @@ class DeviceRunner(Runner):
     def _key(self, plan: Plan, size: Size, handed: Proposal | None, new: bool) -> Hashable | None:
         """What a round has in common with all that replay it; None: it is not to be captured."""
         kind = common_kind({self.state.kinds[slot] for slot in plan.slots[: plan.num_sampling]}, self.state)
-        shaped = captured_as(self.drafter)
+        shaped = self._shape(handed)
         if kind is None or shaped is None or plan.wants_prompt_logprobs:
             return None
-        if handed is not None:
-            if handed.probs is not None:
-                return None
-            shaped = shaped, handed.chain, handed.scratch is None, handed.origins is None, handed.names
         return size, kind, bool(plan.num_drafting), new, shaped
+
+    def _shape(self, handed: Proposal | None) -> Hashable | None:
+        """What the drafter's part depends on; None: it is not to be captured."""
+        shaped = captured_as(self.drafter)
+        if handed is None or shaped is None:
+            return shaped
+        if handed.probs is not None:
+            return None
+        return shaped, handed.chain, handed.scratch is None, handed.origins is None, handed.names
 
     def warm_up(self, rows: int) -> Iterator[tuple[int, int]]:
         """Capture what most rounds will be: greedy ones of at most so many rows. Yields how many are done, and of how
         many; the rest is captured when it is first needed."""
-        nodes = 0 if self.drafter is None or not self.drafter.on_device else self.drafter.max_nodes
+        drafter, chains = self.drafter, self._usual_chains()
+        drafts = drafter is not None and (drafter.on_device or chains is not None)
         self.table.flush()
+        nodes = drafter.max_nodes if drafter is not None and drafts else 0
         sizes = [] if self._capture is None else usual_sizes(self.table.num_slots, rows, nodes)
         for number, size in enumerate(sizes):
             yield number, len(sizes)
-            shaped = captured_as(self.drafter)
+            handed = chains if size.nodes else None
+            shaped = self._shape(handed)
             key = size, common_kind(set(), self.state), size.nodes > 0, False, shaped
             if shaped is not None and key not in self._captured:
-                self._captured[key] = self._remember(size, Asked([], size.nodes > 0, False))
+                self._captured[key] = self._remember(size, Asked([], size.nodes > 0, False, handed))
+
+    def _usual_chains(self) -> Proposal | None:
+        """What a drafter on the host that says its name and no more usually proposes; None: nobody can tell."""
+        drafter = self.drafter
+        if drafter is None or drafter.on_device or drafter.trees or captured_as(drafter) != ():
+            return None
+        return Proposal.of_texts([], self.table.device, drafter.name)
 
     def _remember(self, size: Size, asked: Asked) -> Captured:
         """Capture a round of rows of nobody."""

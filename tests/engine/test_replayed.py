@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from paceline import LLM, SamplingParams
+from paceline import LLM, SamplingParams, Suffix
 from paceline.engine.device import DeviceRunner
 from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
-from tests.fakes import tiny_llm
+from tests.fakes import Oracle, tiny_llm
 
 GREEDY = SETTINGS["greedy"]
 
@@ -91,3 +91,19 @@ def test_a_request_for_its_prompts_logprobs_is_launched_at_its_prompt_alone(ways
     (output,) = llm.generate([prompts(1)[0]], params)
     assert output.outputs[0].token_ids == plain(1, "greedy")[0] and output.prompt_logprobs is not None
     assert ways["_launch"] == 1 and ways["_replay"] >= len(output.outputs[0].token_ids) - 1
+
+
+@pytest.mark.parametrize("name", ["none", "oracle", "suffix"])
+def test_what_most_rounds_are_is_captured_before_the_first(name: str, ways: Counter[str]) -> None:
+    """Drafts of full width too, whether they come from the device or from the host."""
+    drafter = {"none": None, "oracle": Oracle(recorded(1, "greedy"), 2), "suffix": Suffix(2, max_spec_factor=9.0)}[name]
+    llm = tiny_llm(drafter, behind=1, captured=True, max_num_seqs=2, max_batched_tokens=32)
+    assert isinstance(llm.engine.runner, DeviceRunner)
+    done, captured = list(llm.engine.warm_up()), llm.engine.runner._captured
+    before = {*captured}
+    assert len(done) == len(before) == (3 if name == "none" else 6)
+    for _ in range(2):  # what was said once is expected the second time
+        (output,) = llm.generate([prompts(1)[0]], replace(GREEDY, max_tokens=4))
+        assert output.outputs[0].token_ids == plain(1, "greedy")[0][:4]
+    assert not ways["_launch"] and {size.nodes for size, *_ in captured.keys() - before} <= {1}, "a text's last tokens"
+    assert max(round.proposed for round in llm.engine.stats.recent) == (0 if name == "none" else 2)
