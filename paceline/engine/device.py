@@ -2,7 +2,8 @@
 
 A round is packed by a frame (`models/frame.py`): nothing in it is sent to the device or read from it, so that rounds
 can be ahead of the host. Where the kernels allow it a round is captured once for its kind, and replayed with other
-sequences ever after. What needs the host in its middle is launched as it stands.
+sequences ever after. Where users' functions come behind its forward, it is captured up to there. What needs the host
+before that is launched as it stands.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from paceline.models.batch import Batch, Nodes, Static, pack_rows, places_of, re
 from paceline.models.frame import Frame, FrameInput, Size
 from paceline.sampling.processors import common_kind, process
 from paceline.sampling.rules import Rule
+from paceline.sampling.state import Kind
 from paceline.sampling.verify import Judged, Verdict, follow_there, verify
 
 
@@ -40,6 +42,7 @@ class Asked(NamedTuple):
     new: bool  # somebody is seen for the first time, and not from its beginning
     handed: Proposal | None = None  # what a drafter on the host proposes
     more: Tensor | None = None  # rows whose logits are wanted beside the sampled ones
+    open: bool = False  # what comes behind the forward asks the host, and is launched every time
 
 
 class Outcome(NamedTuple):
@@ -48,8 +51,9 @@ class Outcome(NamedTuple):
     proposal: Proposal
     batch: Batch
     out: Hidden
-    verdict: Verdict | None
-    report: Report | None
+    verdict: Verdict | None = None
+    report: Report | None = None
+    paths: Tensor | None = None  # of the proposal's nodes
 
 
 # Runs a round and remembers how: what it made, and a function that makes it anew in the same memory.
@@ -89,7 +93,8 @@ class DeviceRunner(Runner):
         if key is None or size is None:
             return self._launch(plan, handed, new, times)
         if key not in self._captured:
-            asked = Asked(plan.slots[: plan.num_sampling], bool(plan.num_drafting), any(new), handed)
+            slots, open = plan.slots[: plan.num_sampling], self._kind(plan) is None
+            asked = Asked(slots, bool(plan.num_drafting), any(new), handed, open=open)
             self._captured[key] = self._remember(size, asked)
             times.usual = False
         return self._replay(self._captured[key], plan, handed, new, times)
@@ -140,11 +145,14 @@ class DeviceRunner(Runner):
 
     def _key(self, plan: Plan, size: Size, handed: Proposal | None, new: bool) -> Hashable | None:
         """What a round has in common with all that replay it; None: it is not to be captured."""
-        kind = common_kind({self.state.kinds[slot] for slot in plan.slots[: plan.num_sampling]}, self.state)
-        shaped = self._shape(handed)
-        if kind is None or shaped is None or plan.wants_prompt_logprobs:
+        kind, shaped = self._kind(plan), self._shape(handed)
+        drawn = plan.num_drafting and handed is None  # then functions of users have a part in the drafts, too
+        if shaped is None or plan.wants_prompt_logprobs or (kind is None and drawn):
             return None
         return size, kind, bool(plan.num_drafting), new, shaped
+
+    def _kind(self, plan: Plan) -> Kind | None:
+        return common_kind({self.state.kinds[slot] for slot in plan.slots[: plan.num_sampling]}, self.state)
 
     def _shape(self, handed: Proposal | None) -> Hashable | None:
         """What the drafter's part depends on; None: it is not to be captured."""
@@ -187,7 +195,7 @@ class DeviceRunner(Runner):
         handed = None if asked.handed is None else _in_fixed_memory(asked.handed, size)
         asked = asked._replace(slots=slots, handed=handed)
         with holding() as held:
-            outcome, replay = self._capture(lambda: self.compute(frame, asked))
+            outcome, replay = self._capture(lambda: (self._prepare if asked.open else self.compute)(frame, asked))
         return Captured(frame, asked, outcome, replay, held)
 
     def _replay(self, captured: Captured, plan: Plan, handed: Proposal | None, new: list[bool], times: Times) -> Round:
@@ -195,7 +203,10 @@ class DeviceRunner(Runner):
         if handed is not None and captured.asked.handed is not None:
             _copy_proposal(handed, captured.asked.handed)
         captured.replay()
-        made = captured.outcome
+        made, asked = captured.outcome, captured.asked
+        if asked.open:
+            slots = plan.slots[: plan.num_sampling]
+            made = self._conclude(made, asked._replace(slots=slots + asked.slots[len(slots) :]))
         out = made.out
         if any(sequence.params.logprobs is not None for sequence in plan.sequences) and out.logits is not None:
             out = replace(out, logits=out.logits.clone())  # the next replay writes over them
@@ -205,8 +216,10 @@ class DeviceRunner(Runner):
 
     def compute(self, frame: Frame, asked: Asked) -> Outcome:
         """Propose, pack, forward, verify, commit and observe. Nothing is sent to the device, and nothing read."""
-        table, sampling = self.table, frame.num_sampling
-        proposal = self._draft(frame, asked)
+        return self._conclude(self._prepare(frame, asked), asked)
+
+    def _prepare(self, frame: Frame, asked: Asked) -> Outcome:
+        table, proposal = self.table, self._draft(frame, asked)
         paths = proposal.paths(table.rounds)
         given = Static([], Nodes(proposal.tokens, proposal.sizes, paths), newest=True)
         batch = pack_rows(frame, frame.slots, frame.starts, table, self.cache.pool.block_size, given)
@@ -214,13 +227,16 @@ class DeviceRunner(Runner):
             see_windows(batch.layout, table.windowed.table.tensor)
         rows = frame.sampled if asked.more is None else torch.cat([frame.sampled, asked.more])
         out = self.target.model.forward(batch, self.cache.layers, self.taps.hidden, rows)
-        verdict = report = None
-        if sampling:
-            verdict = self._decide(proposal, paths, batch, out, asked.slots)
+        return Outcome(proposal, batch, out, paths=paths)
+
+    def _conclude(self, made: Outcome, asked: Asked) -> Outcome:
+        frame = made.batch.places
+        assert isinstance(frame, Frame)
+        if frame.num_sampling:
+            verdict = self._decide(made.proposal, made.paths, made.batch, made.out, asked.slots)
             if not verdict.committed:
-                table.commit(frame.slots[:sampling], verdict.tokens, verdict.lengths + 1)
-            report = Report.of(proposal, verdict)
-        made = Outcome(proposal, batch, out, verdict, report)
+                self.table.commit(frame.slots[: frame.num_sampling], verdict.tokens, verdict.lengths + 1)
+            made = made._replace(verdict=verdict, report=Report.of(made.proposal, verdict))
         self._settle_frame(made, asked.new)
         return made
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from paceline import LLM, SamplingParams, Suffix
 from paceline.engine.device import DeviceRunner
@@ -72,6 +73,28 @@ def test_bad_words_and_minimum_lengths_are_replayed_and_say_what_they_say_launch
         assert wanted(name)[0] != plain(3, "greedy")[0] and wanted(name)[1:] == plain(3, "greedy")[1:]
         assert said(llm, [asked(name), GREEDY, GREEDY]) == wanted(name)
     assert ways["_replay"] >= 30 and not ways["_launch"]
+
+
+def forbid(output: list[int], logits: Tensor) -> Tensor:
+    """Never the likeliest behind an even number of tokens."""
+    if len(output) % 2 == 0:
+        logits[logits.argmax()] = float("-inf")
+    return logits
+
+
+@pytest.mark.parametrize("drafter, launched", [("none", False), ("suffix_tree", False), ("medusa_tree", True)])
+def test_behind_a_replayed_forward_functions_of_users_say_what_they_say_launched(
+    drafter: str, launched: bool, ways: Counter[str]
+) -> None:
+    """Where drafts are drawn they have a part in those, and all of the round is launched."""
+    llm = tiny_llm(None if drafter == "none" else DRAFTERS[drafter](recorded(3, "greedy")), behind=1, captured=True)
+    params = [replace(GREEDY, logits_processors=[forbid]), GREEDY, GREEDY]
+    wanted = said(shared(), params)
+    assert wanted[0] != plain(3, "greedy")[0] and wanted[1:] == plain(3, "greedy")[1:]
+    for _ in range(2):  # what was said once is expected the second time
+        assert said(llm, params) == wanted
+    assert bool(ways["_launch"]) == launched and ways["_replay"] >= (1 if launched else 10)
+    assert drafter == "none" or any(round.accepted for round in llm.engine.stats.recent)
 
 
 def test_a_wider_table_of_bans_is_captured_anew_and_nothing_else_is(ways: Counter[str]) -> None:
