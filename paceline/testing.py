@@ -130,7 +130,9 @@ def rerun(compute: Callable[[], Outcome]) -> tuple[Outcome, Callable[[], None]]:
 
     def replay() -> None:
         again = compute()
-        for old, new in ((first.verdict, again.verdict), (first.proposal, again.proposal), (first.out, again.out)):
+        parts = ("verdict", "proposal", "out", "batch")
+        pairs = [(getattr(first, part), getattr(again, part)) for part in parts]
+        for old, new in (*pairs, (first.batch.layout, again.batch.layout)):
             for name, value in vars(old).items() if old is not None else ():
                 if isinstance(value, Tensor):
                     value.copy_(getattr(new, name))

@@ -104,6 +104,7 @@ class Observation:
     states: Tensor | None = None  # [T, W] the tapped states, side by side
     before: Before | None = None  # only where a sequence is seen the first time and does not begin at 0
     logits: Tensor | None = None  # [R, V] raw, of the batch's sampled rows
+    on_device: bool | None = None  # drafters that are told: those on the device, those on the host; None: all
 
     @cached_property
     def _at_once(self) -> Kept | None:
@@ -355,6 +356,7 @@ class QuietDrafter:
     taps = Taps()
     trees = False
     on_device = False
+    told_late = False  # on the host, and `observe` looks at `slot_list` and the host's tables alone
     learned = False
 
     def create(self) -> Self:
@@ -393,6 +395,14 @@ def captured_as(drafter: Drafter | None) -> Hashable | None:
     return () if drafter is None else getattr(drafter, "captured_as", lambda: None)()
 
 
+def may_be_told_late(drafter: Drafter) -> bool:
+    """Whether rounds without drafts may be ahead of what it was told: it is told inside of them, or looks at nothing
+    that a later round writes over."""
+    told = getattr(drafter, "observe", None)
+    quiet = getattr(told, "__func__", told) is QuietDrafter.observe
+    return drafter.on_device or quiet or getattr(drafter, "told_late", False)
+
+
 def listens(drafter: Drafter | None) -> bool:
     """Whether a drafter has anything of its own to do when it is told of a round."""
     told = (getattr(drafter, name, None) for name in ("note", "observe"))
@@ -417,4 +427,5 @@ __all__ = [
     "Target",
     "captured_as",
     "listens",
+    "may_be_told_late",
 ]

@@ -129,6 +129,9 @@ class EagleDrafter(StateReader):
         self._finals = torch.zeros_like(self._states)
         steps, head = self.network.steps, self.network.head
         self._links = tuple([Link(steps if step else None, head) for step in range(self.max_nodes)])
+        # On each level of a static tree, whose child a node is; sent now, for nothing is sent in a captured round.
+        above = ([parent for parent, count in enumerate(counts) for _ in range(count)] for counts in STATIC)
+        self._above = [torch.tensor(parents).to(target.device) for parents in above]
 
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         out = self.network.run(self.network.pairs, batch, states, self._caches, every=False)
@@ -203,20 +206,19 @@ class EagleDrafter(StateReader):
         """EAGLE-1's tree: the same places every time."""
         fed = total = 0
         for level, counts in enumerate(STATIC):
-            tokens, nodes, above = [], [], []
+            tokens, nodes = [], []
             for count, group in groupby(range(len(counts)), key=counts.__getitem__):
                 parents = list(group)
                 some = slice(parents[0], parents[-1] + 1)
                 drawn = context.draw(at.logits[:, some], at.nodes[:, some], count, ids=self.network.ids)
                 tokens.append(drawn.tokens.flatten(1))
                 nodes.append(drawn.nodes.flatten(1))
-                above += [parent for parent in parents for _ in range(count)]
-            total += len(above)
+            total += sum(counts)
             if level + 1 == len(STATIC) or total >= context.max_nodes:
                 break
             width = len(STATIC[level + 1])
             chosen = torch.arange(width, device=most.device).expand(len(most), width)
-            parent = torch.tensor(above, device=most.device).expand(len(most), -1)
+            parent = self._above[level].expand(len(most), -1)
             level_of = Level(torch.cat(tokens, dim=1), torch.cat(nodes, dim=1), parent)
             at = self._descend(context, at, level_of.only(chosen), fed, most)
             fed += width

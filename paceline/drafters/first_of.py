@@ -20,6 +20,7 @@ from paceline.drafters.base import (
     Taps,
     Target,
     captured_as,
+    may_be_told_late,
 )
 from paceline.drafters.tree import PADDING, Proposal
 from paceline.errors import OptionError
@@ -57,6 +58,8 @@ class FirstOfDrafter:
         self.max_nodes = max(drafter.max_nodes for drafter in drafters)
         self.trees = any(drafter.trees for drafter in drafters)
         self.on_device = all(drafter.on_device for drafter in drafters)
+        self.mixed = not self.on_device and any(part.on_device or getattr(part, "mixed", False) for part in drafters)
+        self.told_late = all(map(may_be_told_late, drafters))
         self.learned = all(drafter.learned for drafter in drafters)
 
     def plan(self, target: Target) -> Needs:
@@ -97,8 +100,10 @@ class FirstOfDrafter:
         drafter.note(HostRows(rows.table, slots, starts, sizes, len(numbers), judged=False))
 
     def observe(self, seen: Observation) -> None:
-        """Each part sees the states it tapped."""
+        """Each part that is to be told sees the states it tapped."""
         for drafter in self.drafters:
+            if seen.on_device not in (None, drafter.on_device) and not getattr(drafter, "mixed", False):
+                continue
             states, before = self._part(seen.states, drafter), seen.before
             if before is not None:
                 kept = self._part(before.states, drafter)

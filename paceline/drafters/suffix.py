@@ -2,10 +2,15 @@
 
 This module knows committed tokens and prompt lengths, and keeps one suffix tree a sequence and one for all
 responses. It works on the host. It must not know sampling, stop tokens or how sequences are scheduled.
+
+Trees are read into when something is drafted: while nothing is, nobody pays for them. What has piled up by then is read
+over the next rounds, the texts that are least behind first.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections import deque
 from dataclasses import dataclass, replace
 
 from paceline.cache.slots import Slots
@@ -15,6 +20,8 @@ from paceline.drafters.suffix_tree import Draft, Limits, SuffixTree
 from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
 from paceline.params import check_count
+
+READ, READ_EACH = 1024, 8  # tokens that are read in a round at most, and so many more for each sequence that drafts
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,14 @@ class Memory:
     response: Text | None = None  # its part of the tree of all responses, from its first output token on
 
 
+@dataclass
+class Late:
+    """The end of a response whose sequence has left before it was read."""
+
+    tokens: array[int]
+    text: Text | None  # of the tree of all responses: what was read before
+
+
 class SuffixDrafter(QuietDrafter):
     """Suffix decoding (Oliaro et al. 2024).
 
@@ -70,11 +85,12 @@ class SuffixDrafter(QuietDrafter):
 
     name = "suffix"
     on_device = False
+    told_late = True
 
     def __init__(self, config: Suffix) -> None:
         self.max_nodes = config.num_draft_tokens
         self.trees = config.tree
-        self._max_depth = config.max_tree_depth
+        self._config, self._max_depth = config, config.max_tree_depth
         self._limits = Limits(
             config.num_draft_tokens, config.max_spec_factor, config.min_token_prob, branching=config.tree
         )
@@ -84,12 +100,20 @@ class SuffixDrafter(QuietDrafter):
             else None
         )
         self._memories: dict[int, Memory] = {}  # by slot
+        self._behind: dict[int, Slots] = {}  # slots with something to be read, and where
+        self._late: deque[Late] = deque()
+        self._num_late = 0  # tokens
 
     def observe(self, seen: Observation) -> None:
-        for slot in seen.slot_list:
-            self._catch_up(slot, seen.table)
+        self._behind.update(dict.fromkeys(seen.slot_list, seen.table))
 
     def propose(self, context: Context) -> Proposal:
+        left = READ + READ_EACH * len(context.slot_list)
+        left -= self._read_late(left // 2)
+        self._behind.update(dict.fromkeys(context.slot_list, context.table))
+        for count, slot in sorted([(self._num_behind(slot), slot) for slot in self._behind]):
+            self._read(slot, min(count, left))
+            left -= min(count, left)
         drafts: list[tuple[list[int], list[int]]] = []
         for slot, budget in zip(context.slot_list, context.budget_list):
             draft = self._speculate(slot, budget, context.table)
@@ -98,37 +122,75 @@ class SuffixDrafter(QuietDrafter):
 
     def forget(self, slots: list[int]) -> None:
         for slot in slots:
-            memory = self._memories.pop(slot, None)
-            if memory is not None and memory.response is not None and self._responses is not None:
-                self._responses.end(memory.response)
+            table, memory = self._behind.pop(slot, None), self._memories.pop(slot, None)
+            if self._responses is None:
+                continue
+            response = None if memory is None else memory.response
+            if table is not None:
+                known = max(0 if memory is None else len(memory.text.tokens), table.prompt_length(slot))
+                self._put_off(Late(array("i", table.tokens.host[slot, known : table.length(slot)].tolist()), response))
+            elif response is not None:
+                self._responses.end(response)
 
     def reset(self) -> None:
-        self.forget(list(self._memories))
+        self.forget(list(self._memories | self._behind))
 
-    def _catch_up(self, slot: int, table: Slots) -> Memory:
-        """Take in what was committed since the last time; everything, at the first."""
+    def _num_behind(self, slot: int) -> int:
         memory = self._memories.get(slot)
+        return self._behind[slot].length(slot) - (0 if memory is None else len(memory.text.tokens))
+
+    def _read(self, slot: int, count: int) -> None:
+        """Take in so many of the tokens committed since the last time."""
+        table, memory = self._behind[slot], self._memories.get(slot)
         if memory is None:
             tree = SuffixTree(self._max_depth)
             memory = Memory(tree, tree.begin(), table.prompt_length(slot))
             self._memories[slot] = memory
-        known, length = len(memory.text.tokens), table.length(slot)
-        tokens = table.tokens.host[slot, known:length].tolist()
+        known = len(memory.text.tokens)
+        tokens = table.tokens.host[slot, known : known + count].tolist()
         memory.tree.extend(memory.text, tokens)
         output = tokens[max(memory.prompt_length - known, 0) :]
         if output and self._responses is not None:
             if memory.response is None:
                 memory.response = self._responses.begin()
             self._responses.extend(memory.response, output)
-        return memory
+        if known + count >= table.length(slot):
+            del self._behind[slot]
+
+    def _put_off(self, late: Late) -> None:
+        """Keep the end of a response for when something is drafted, within the limits of the tree it will go to."""
+        self._late.append(late)
+        self._num_late += len(late.tokens)
+        most = self._config.max_cached_bytes // late.tokens.itemsize
+        while len(self._late) > self._config.max_cached_requests or self._num_late > most:
+            self._end(self._late.popleft())
+
+    def _read_late(self, most: int) -> int:
+        """Take in so many tokens of responses that have ended, and how many those were."""
+        left = most
+        while self._late and left:
+            assert self._responses is not None
+            late = self._late[0]
+            late.text = late.text or self._responses.begin()
+            now, late.tokens = late.tokens[:left], late.tokens[left:]
+            self._responses.extend(late.text, now)
+            self._num_late, left = self._num_late - len(now), left - len(now)
+            if not late.tokens:
+                self._end(self._late.popleft())
+        return most - left
+
+    def _end(self, late: Late) -> None:
+        self._num_late -= len(late.tokens)
+        if late.text is not None and self._responses is not None:
+            self._responses.end(late.text)
 
     def _speculate(self, slot: int, budget: int, table: Slots) -> Draft:
-        memory = self._catch_up(slot, table)
         limits = replace(self._limits, max_tokens=min(self._limits.max_tokens, budget))
         if limits.max_tokens <= 0:
             return Draft()
-        tail = memory.text.tokens[-self._max_depth :]
-        own = memory.tree.speculate(tail, limits)
+        length = table.length(slot)
+        tail = table.tokens.host[slot, max(0, length - self._max_depth) : length].tolist()
+        own = self._memories[slot].tree.speculate(tail, limits)
         if self._responses is None:
             return own
         others = self._responses.speculate(tail, limits)

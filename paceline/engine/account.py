@@ -112,13 +112,13 @@ def logprobs_of(logits: Tensor, tokens: list[int], count: int, tokenizer: Any) -
     own = values.gather(1, chosen)
     ids = torch.arange(values.shape[1], device=logits.device)
     rank = 1 + ((values > own) | ((values == own) & (ids < chosen))).sum(1)
-    order = torch.sort(values, dim=1, descending=True, stable=True) if count else None
+    ordered = torch.sort(values, dim=1, descending=True, stable=True) if count else (values[:, :0], values[:, :0])
+    best = [part[:, :count].tolist() for part in ordered]  # every read waits for the device: few, whatever the count
     result = []
-    for row, token in enumerate(tokens):
-        entries = {token: (float(own[row, 0]), int(rank[row]))}
-        if order is not None:
-            for place in range(min(count, values.shape[1])):
-                entries.setdefault(int(order.indices[row, place]), (float(order.values[row, place]), place + 1))
+    for token, said, likely, named in zip(tokens, zip(own[:, 0].tolist(), rank.tolist()), *best):
+        entries = {token: said}
+        for place, (value, other) in enumerate(zip(likely, named), start=1):
+            entries.setdefault(other, (value, place))
         result.append({t: Logprob(value, place, _text(tokenizer, t)) for t, (value, place) in entries.items()})
     return result
 

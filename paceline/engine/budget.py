@@ -49,10 +49,11 @@ class MeasuredBudget:
     hardly vary, so that a few rounds, or rounds that were timed before the first request, tell them. What nobody has
     measured lies between its neighbours; above all of them one more is tried, if it could win at no cost at all. Now
     and then another than the best gets a few rounds. Its answers follow from the records alone; it reads each once.
-    ahead: rounds overlap with the host's work, so a round takes what lies between two that were read.
+    ahead: rounds of at most so many nodes overlap with the host's work, so one takes what lies between two that were
+    read; -1: none do.
     """
 
-    def __init__(self, max_nodes: int, ahead: bool = False, trees: bool = False) -> None:
+    def __init__(self, max_nodes: int, ahead: int = -1, trees: bool = False) -> None:
         self.ahead = ahead
         self.arms = [*(nodes for nodes in NODES if nodes < max_nodes), max_nodes]
         self._luck = Luck(max_nodes, trees)
@@ -86,7 +87,9 @@ class MeasuredBudget:
             return
         if record.nodes:
             self._luck.learn(record.nodes, record.lengths)
-        seconds = record.verify_seconds + (0.0 if self.ahead else record.draft_seconds + record.rest_seconds)
+        seconds = record.verify_seconds + (
+            0.0 if record.nodes <= self.ahead else record.draft_seconds + record.rest_seconds
+        )
         self._load(record.sequences).spend(record.nodes, max(seconds, 1e-9))
 
     def _load(self, sequences: int) -> Load:
@@ -178,5 +181,5 @@ def usual(spent: list[float]) -> float:
     return sum(near) / len(near)
 
 
-def make_budget(kind: str, max_nodes: int, ahead: bool, trees: bool = False) -> Budget:
+def make_budget(kind: str, max_nodes: int, ahead: int, trees: bool = False) -> Budget:
     return MeasuredBudget(max_nodes, ahead, trees) if kind == "measured" and max_nodes else FixedBudget(max_nodes)

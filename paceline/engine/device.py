@@ -2,7 +2,8 @@
 
 A round is packed by a frame (`models/frame.py`): nothing in it is sent to the device or read from it, so that rounds
 can be ahead of the host. Where the kernels allow it a round is captured once for its kind, and replayed with other
-sequences ever after. What needs the host in its middle is launched as it stands.
+sequences ever after. Where users' functions come behind its forward, it is captured up to there. What needs the host
+before that is launched as it stands.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from paceline.models.batch import Batch, Nodes, Static, pack_rows, places_of, re
 from paceline.models.frame import Frame, FrameInput, Size
 from paceline.sampling.processors import common_kind, process
 from paceline.sampling.rules import Rule
+from paceline.sampling.state import Kind
 from paceline.sampling.verify import Judged, Verdict, follow_there, verify
 
 TIMED = 8  # replays of a captured round that tell what it takes
@@ -43,6 +45,7 @@ class Asked(NamedTuple):
     new: bool  # somebody is seen for the first time, and not from its beginning
     handed: Proposal | None = None  # what a drafter on the host proposes
     more: Tensor | None = None  # rows whose logits are wanted beside the sampled ones
+    open: bool = False  # what comes behind the forward asks the host, and is launched every time
 
 
 class Outcome(NamedTuple):
@@ -51,8 +54,9 @@ class Outcome(NamedTuple):
     proposal: Proposal
     batch: Batch
     out: Hidden
-    verdict: Verdict | None
-    report: Report | None
+    verdict: Verdict | None = None
+    report: Report | None = None
+    paths: Tensor | None = None  # of the proposal's nodes
 
 
 # Runs a round and remembers how: what it made, and a function that makes it anew in the same memory.
@@ -80,10 +84,6 @@ class DeviceRunner(Runner):
         super().set_drafter(drafter)
         self._captured: dict[Hashable, Captured] = {}
 
-    @property
-    def settles_itself(self) -> bool:
-        return self.drafter is None or self.drafter.on_device
-
     def run(self, plan: Plan, times: Times) -> Round:
         """Launch all of a round, or replay it; what the host will read of it is on its way."""
         self.table.flush()
@@ -96,7 +96,8 @@ class DeviceRunner(Runner):
         if key is None or size is None:
             return self._launch(plan, handed, new, times)
         if key not in self._captured:
-            asked = Asked(plan.slots[: plan.num_sampling], bool(plan.num_drafting), any(new), handed)
+            slots, open = plan.slots[: plan.num_sampling], self._kind(plan) is None
+            asked = Asked(slots, bool(plan.num_drafting), any(new), handed, open=open)
             self._captured[key] = self._remember(size, asked)
             times.usual = False
         return self._replay(self._captured[key], plan, handed, new, times)
@@ -110,6 +111,9 @@ class DeviceRunner(Runner):
         context = DraftContext(slots, budgets, self.state, self.rule)
         proposal = context.cut(self.drafter.propose(context))
         plan.cut(proposal.num_nodes)
+        if not proposal.num_nodes:  # a round like any without drafts
+            plan.num_drafting = 0
+            return None
         return pad_proposal(proposal, plan.num_sampling)
 
     def _fill(self, frame: Frame, plan: Plan, new: list[bool]) -> None:
@@ -144,28 +148,46 @@ class DeviceRunner(Runner):
 
     def _key(self, plan: Plan, size: Size, handed: Proposal | None, new: bool) -> Hashable | None:
         """What a round has in common with all that replay it; None: it is not to be captured."""
-        kind = common_kind({self.state.kinds[slot] for slot in plan.slots[: plan.num_sampling]})
-        shaped = captured_as(self.drafter)
-        if kind is None or shaped is None or plan.wants_prompt_logprobs:
+        kind, shaped = self._kind(plan), self._shape(handed)
+        drawn = plan.num_drafting and handed is None  # then functions of users have a part in the drafts, too
+        if shaped is None or plan.wants_prompt_logprobs or (kind is None and drawn):
             return None
-        if handed is not None:
-            if handed.probs is not None:
-                return None
-            shaped = handed.chain, handed.scratch is None, handed.origins is None, handed.names
         return size, kind, bool(plan.num_drafting), new, shaped
+
+    def _kind(self, plan: Plan) -> Kind | None:
+        return common_kind({self.state.kinds[slot] for slot in plan.slots[: plan.num_sampling]}, self.state)
+
+    def _shape(self, handed: Proposal | None) -> Hashable | None:
+        """What the drafter's part depends on; None: it is not to be captured."""
+        shaped = captured_as(self.drafter)
+        if handed is None or shaped is None:
+            return shaped
+        if handed.probs is not None:
+            return None
+        return shaped, handed.chain, handed.scratch is None, handed.origins is None, handed.names
 
     def warm_up(self, rows: int, arms: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
         """Capture what most rounds will be: greedy ones of at most so many rows; arms: nodes that a budget may choose.
         Yields how many are done, and of how many; the rest is captured when it is first needed."""
-        nodes = 0 if self.drafter is None or not self.drafter.on_device else self.drafter.max_nodes
+        drafter, chains = self.drafter, self._usual_chains()
+        drafts = drafter is not None and (drafter.on_device or chains is not None)
         self.table.flush()
+        nodes = drafter.max_nodes if drafter is not None and drafts else 0
         sizes = [] if self._capture is None else usual_sizes(self.table.num_slots, rows, nodes, arms)
         for number, size in enumerate(sizes):
             yield number, len(sizes)
-            shaped = captured_as(self.drafter)
-            key = size, common_kind(set()), size.nodes > 0, False, shaped
+            handed = chains if size.nodes else None
+            shaped = self._shape(handed)
+            key = size, common_kind(set(), self.state), size.nodes > 0, False, shaped
             if shaped is not None and key not in self._captured:
-                self._captured[key] = self._remember(size, Asked([], size.nodes > 0, False))
+                self._captured[key] = self._remember(size, Asked([], size.nodes > 0, False, handed))
+
+    def _usual_chains(self) -> Proposal | None:
+        """What a drafter on the host that says its name and no more usually proposes; None: nobody can tell."""
+        drafter = self.drafter
+        if drafter is None or drafter.on_device or drafter.trees or captured_as(drafter) != ():
+            return None
+        return Proposal.of_texts([], self.table.device, drafter.name)
 
     def measure_rounds(self) -> Costs:
         """What the captured rounds of decoding alone take with nobody in them. Nothing may be in flight."""
@@ -196,7 +218,7 @@ class DeviceRunner(Runner):
         handed = None if asked.handed is None else _in_fixed_memory(asked.handed, size)
         asked = asked._replace(slots=slots, handed=handed)
         with holding() as held:
-            outcome, replay = self._capture(lambda: self.compute(frame, asked))
+            outcome, replay = self._capture(lambda: (self._prepare if asked.open else self.compute)(frame, asked))
         return Captured(frame, asked, outcome, replay, held)
 
     def _replay(self, captured: Captured, plan: Plan, handed: Proposal | None, new: list[bool], times: Times) -> Round:
@@ -204,7 +226,10 @@ class DeviceRunner(Runner):
         if handed is not None and captured.asked.handed is not None:
             _copy_proposal(handed, captured.asked.handed)
         captured.replay()
-        made = captured.outcome
+        made, asked = captured.outcome, captured.asked
+        if asked.open:
+            slots = plan.slots[: plan.num_sampling]
+            made = self._conclude(made, asked._replace(slots=slots + asked.slots[len(slots) :]))
         out = made.out
         if any(sequence.params.logprobs is not None for sequence in plan.sequences) and out.logits is not None:
             out = replace(out, logits=out.logits.clone())  # the next replay writes over them
@@ -214,8 +239,10 @@ class DeviceRunner(Runner):
 
     def compute(self, frame: Frame, asked: Asked) -> Outcome:
         """Propose, pack, forward, verify, commit and observe. Nothing is sent to the device, and nothing read."""
-        table, sampling = self.table, frame.num_sampling
-        proposal = self._draft(frame, asked)
+        return self._conclude(self._prepare(frame, asked), asked)
+
+    def _prepare(self, frame: Frame, asked: Asked) -> Outcome:
+        table, proposal = self.table, self._draft(frame, asked)
         paths = proposal.paths(table.rounds)
         given = Static([], Nodes(proposal.tokens, proposal.sizes, paths), newest=True)
         batch = pack_rows(frame, frame.slots, frame.starts, table, self.cache.pool.block_size, given)
@@ -223,15 +250,17 @@ class DeviceRunner(Runner):
             see_windows(batch.layout, table.windowed.table.tensor)
         rows = frame.sampled if asked.more is None else torch.cat([frame.sampled, asked.more])
         out = self.target.model.forward(batch, self.cache.layers, self.taps.hidden, rows)
-        verdict = report = None
-        if sampling:
-            verdict = self._decide(proposal, paths, batch, out, asked.slots)
+        return Outcome(proposal, batch, out, paths=paths)
+
+    def _conclude(self, made: Outcome, asked: Asked) -> Outcome:
+        frame = made.batch.places
+        assert isinstance(frame, Frame)
+        if frame.num_sampling:
+            verdict = self._decide(made.proposal, made.paths, made.batch, made.out, asked.slots)
             if not verdict.committed:
-                table.commit(frame.slots[:sampling], verdict.tokens, verdict.lengths + 1)
-            report = Report.of(proposal, verdict)
-        made = Outcome(proposal, batch, out, verdict, report)
-        if self.settles_itself:
-            self._settle_frame(made, asked.new)
+                self.table.commit(frame.slots[: frame.num_sampling], verdict.tokens, verdict.lengths + 1)
+            made = made._replace(verdict=verdict, report=Report.of(made.proposal, verdict))
+        self._settle_frame(made, asked.new)
         return made
 
     def _draft(self, frame: Frame, asked: Asked) -> Proposal:
@@ -263,12 +292,19 @@ class DeviceRunner(Runner):
         frame = made.batch.places
         assert isinstance(frame, Frame)
         slots = [self.table.null] * frame.size.sequences  # nobody on the device asks for them
-        seen = Observation(self.table, made.batch, made.verdict, slots, made.out.tapped)
+        seen = Observation(self.table, made.batch, made.verdict, slots, made.out.tapped, on_device=True)
         if seen.states is not None:
             self.keep_room(seen.states)
             seen.before = self.read_before(made.batch, frame.firsts, frame.new != 0) if new else None
             self.cache.write_tails(seen.tails, seen.states)
-        self.tell(self.listener, seen, made.out)
+        if self.listener.on_device or getattr(self.listener, "mixed", False):
+            self.tell(self.listener, seen, made.out)
+
+    def settle(self, round: Round) -> None:
+        """The cache knows, and who drafts on the device; who drafts on the host is told now."""
+        if self.listener is not None and not self.listener.on_device:
+            parts = (round.batch, round.verdict, round.plan.slots, round.out.tapped)
+            self.tell(self.listener, Observation(self.table, *parts, on_device=False), round.out)
 
     def _moves(self, moved: Tensor, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Everything: what stays is moved to where nobody looks."""

@@ -20,7 +20,7 @@ from operator import itemgetter
 import torch
 
 from paceline.cache.slots import SPREAD
-from paceline.drafters.base import Drafter, Target
+from paceline.drafters.base import Drafter, Target, may_be_told_late
 from paceline.engine.account import Drafted, read_logprobs, read_prompt_logprobs
 from paceline.engine.budget import Budget, FixedBudget, MeasuredBudget, make_budget
 from paceline.engine.commit import append_tokens, take_back
@@ -52,7 +52,7 @@ class Engine:
         self._in_flight: deque[Round] = deque()
         self.updates: deque[Pending] = deque()  # for whoever asked for rounds to take, from the left
         self._ended: list[Sequence] = []  # their slots and pages are still held
-        self._last_read = 0.0
+        self._last_read, self._most_ahead = 0.0, depth
         self._native = target.model.ops.name == "native"  # what is left to PyTorch is small
         scheduler.on_enter, scheduler.on_leave = self._enter, self._leave
 
@@ -89,9 +89,11 @@ class Engine:
         self.runner.set_drafter(drafter)
         self.scheduler.beyond = int(drafter is not None and bool(drafter.taps.hidden))  # a pair at the newest place
         self.table.spread = SPREAD if drafter is not None and drafter.trees else 0
-        ahead = self.depth > 0 and drafter is not None and drafter.on_device
+        self.scheduler.waits = drafter is not None and not drafter.on_device
+        self._most_ahead = self.depth if drafter is None or may_be_told_late(drafter) else 0
         most, trees = (0, False) if drafter is None else (drafter.max_nodes, drafter.trees)
-        self.budget = budget or make_budget(self.budget_kind, most, ahead, trees)
+        overlapping = -1 if not self._most_ahead else 0 if self.scheduler.waits else most
+        self.budget = budget or make_budget(self.budget_kind, most, overlapping, trees)
         self.stats.watch(drafter.name if drafter is not None and drafter.learned else None)
 
     @torch.inference_mode()
@@ -116,8 +118,7 @@ class Engine:
     def step(self) -> None:
         """Launch one round; what completed rounds produced joins `updates`, where no interrupt loses it."""
         with self._at_work():
-            launched = self._launch()
-            ahead = self.depth if launched and (self.drafter is None or self.drafter.on_device) else 0
+            ahead = self._launch()
             while len(self._in_flight) > ahead or (self._in_flight and self._all_ended()):
                 self._commit(self._in_flight.popleft())
 
@@ -151,8 +152,8 @@ class Engine:
         scheduler = self.scheduler
         return not scheduler.waiting and all(sequence.finish_reason is not None for sequence in scheduler.running)
 
-    def _launch(self) -> bool:
-        """Schedule and run a round; whether there was one."""
+    def _launch(self) -> int:
+        """Schedule and run a round; how many may stay in flight."""
         times = Times(start=time.perf_counter())
         most = 0 if self.drafter is None else self.drafter.max_nodes
         budget = min(most, self.budget.choose(len(self.scheduler.running), self.stats))
@@ -171,7 +172,7 @@ class Engine:
                 round.times.usual = False  # it is read that much later
         elif not (self._in_flight or self.updates) and self.has_work:
             raise EngineError(self.scheduler.describe_stall())
-        return bool(planned)
+        return self._most_ahead if planned and not (self.scheduler.waits and plan.num_drafting) else 0
 
     # 7 commit, 8 emit
 
@@ -201,8 +202,7 @@ class Engine:
             self.scheduler.publish(sequence)
             told.append((number, sequence, kept, min(accepted, len(kept)) if accepted else 0))
         self.table.append_all([plan.work[number].slot for number, _, _, _ in told], [kept for _, _, kept, _ in told])
-        if not self.runner.settles_itself:
-            self.runner.settle(round)
+        self.runner.settle(round)
         seconds = self._record(round, drafted, told)
         for number, sequence, kept, accepted in told:
             if number < plan.num_sampling:

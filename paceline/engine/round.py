@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        return any(sequence.params.prompt_logprobs is not None for sequence in self.sequences)
+        return any(work.start is not None and one.wants_prompt_logprobs for one, work in zip(self.sequences, self.work))
 
     def launch(self) -> None:
         """From here on these rounds are ahead of what is known of their sequences."""

@@ -74,11 +74,6 @@ class Runner:
     def taps(self) -> Taps:
         return self.drafter.taps if self.drafter is not None else Taps()
 
-    @property
-    def settles_itself(self) -> bool:
-        """Whether a round has settled when it is read; else it does then."""
-        return False
-
     def _propose(self, plan: Plan) -> Proposal:
         """Trees for the drafting sequences, and empty ones for the others that sample."""
         if self.drafter is None or not plan.num_drafting:

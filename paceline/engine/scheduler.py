@@ -6,7 +6,7 @@ overtakes one that does not fit yet. When pages run out drafts shrink first; the
 back and starts again later. The scheduler sees token counts and pages, never drafts.
 
 Rounds may be ahead of what is known of a sequence: then its pages reach as far as those rounds could take it, and none
-is taken from anybody before they have been read (`MustRead`).
+is taken from anybody before they have been read (`MustRead`). Nor does a drafter on the host draft before that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Planned = tuple[Sequence, Work]
 
 
 class MustRead(Exception):
-    """Pages have run out while rounds are in flight: read those, then schedule again."""
+    """Rounds are in flight, and pages have run out or a drafter waits for them: read those, then schedule again."""
 
 
 class Scheduler:
@@ -33,6 +33,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of admission
         self.beyond = 0  # positions behind those a round computes that the drafter writes to
+        self.waits = False  # the drafter proposes on the host, for sequences that nothing is ahead of
         self._preempted = False  # in the round being scheduled
         self.num_preemptions = 0
         self.on_enter: Callable[[Sequence], None] = lambda sequence: None  # told when a slot was taken
@@ -68,6 +69,8 @@ class Scheduler:
             if room <= 0:  # what is ahead will finish it
                 continue
             nodes = sequence.most_nodes(budget, room + self.slots.spread)
+            if nodes and start is None and self.waits:
+                raise MustRead
             least = min(most + self.beyond, sequence.max_length)
             if not self._reach(sequence, min(least + nodes, sequence.max_length + self.slots.spread)):
                 held = len(sequence.pages) * self.pool.block_size

@@ -9,7 +9,7 @@ draft could leave stale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.errors import first_line
 from paceline.params import SamplingParams
-from paceline.sampling.state import Kind, Rows, SamplerState, Words
+from paceline.sampling.state import ANYTHING, Kind, Rows, SamplerState, Words
 
 NEVER = float("-inf")
 LIKELY = 512  # tokens that are sorted before all are
@@ -39,13 +39,15 @@ def kind_of(params: SamplingParams) -> Kind:
     return Kind(params.greedy, stages, max(params.top_k, 0), tempered)
 
 
-def common_kind(kinds: AbstractSet[Kind]) -> Kind | None:
+def common_kind(kinds: AbstractSet[Kind], state: SamplerState) -> Kind | None:
     """What `process` does for requests of these kinds, as a key: the same for others alike. None: it needs the host."""
     stages = _joined(kinds)
     if any(STAGES[number][1] in _ASKING_THE_HOST for number in stages):
         return None
     tempered = all(kind.tempered for kind in kinds)
-    return Kind(all(kind.greedy for kind in kinds), stages, max([kind.top_k for kind in kinds], default=0), tempered)
+    greedy, top_k = all(kind.greedy for kind in kinds), max([kind.top_k for kind in kinds], default=0)
+    bans = state.ban_shapes if any(STAGES[number][1] in _BANNING for number in stages) else ()
+    return Kind(greedy, stages, top_k, tempered, bans)
 
 
 def _joined(kinds: AbstractSet[Kind]) -> tuple[int, ...]:
@@ -108,39 +110,22 @@ def _tail(rows: Rows, state: SamplerState, count: int) -> Tensor:
     return torch.where(place >= 0, tokens, -1)
 
 
-def _send(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Numbers of the host, without waiting for what the device has still to do."""
-    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
-
-
 def _bad_words(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
-    """A word's last token is banned wherever the row's history ends with the word's other tokens."""
-    entries = [(slot, word) for slot in rows.slot_list for word in state.words[slot].bad]
-    if not entries:
-        return logits
-    width = max(len(word) for _, word in entries) - 1
-    device = logits.device
-    # -2: anything
-    sent = _send([[slot, word[-1], *[-2] * (width - len(word) + 1), *word[:-1]] for slot, word in entries], device)
-    slots, last, head = sent[:, 0], sent[:, 1], sent[:, 2:]
-    tail = _tail(rows, state, width) if width else torch.zeros(len(logits), 0, dtype=torch.int64, device=device)
-    fits = ((tail[:, None] == head) | (head == -2)).all(-1) & (rows.slots[:, None] == slots)  # [R, words]
-    banned = torch.zeros(logits.shape, dtype=torch.int32, device=device)
-    banned.scatter_add_(1, last.expand(len(logits), -1), fits.to(torch.int32))
-    return logits.masked_fill(banned > 0, NEVER)
+    return _ban(logits, rows, state, state.bad.tensor, state.column("worded", rows.slots) != 0)
 
 
 def _min_tokens(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     produced = rows.positions + 1 - state.table.prompt_lengths[rows.slots]
-    early = produced < state.column("min_tokens", rows.slots)
-    stops = [(slot, token) for slot in rows.slot_list for token in state.words[slot].stops]
-    if not stops:
-        return logits
-    slots, tokens = _send(stops, logits.device).unbind(1)
-    hit = (early[:, None] & (rows.slots[:, None] == slots)).to(torch.int32)
-    banned = torch.zeros(logits.shape, dtype=torch.int32, device=logits.device)
-    banned.scatter_add_(1, tokens.expand(len(logits), -1), hit)
-    return logits.masked_fill(banned > 0, NEVER)
+    return _ban(logits, rows, state, state.stops.tensor, produced < state.column("min_tokens", rows.slots))
+
+
+def _ban(logits: Tensor, rows: Rows, state: SamplerState, bans: Tensor, held: Tensor) -> Tensor:
+    """In rows that are held [R], a ban's last token goes wherever the row's history ends with its other tokens."""
+    own = bans[rows.slots]  # [R, W, 1+L]
+    last, head = own[:, :, 0], own[:, :, 1:]
+    tail = _tail(rows, state, head.shape[2])[:, None]
+    fits = ((tail == head) | (head == ANYTHING)).all(2) & held[:, None]  # [R, W]
+    return logits.scatter_reduce(1, last, torch.where(fits, NEVER, -NEVER), "amin")  # bans may share their last token
 
 
 def _counts(rows: Rows, state: SamplerState, vocab_size: int) -> tuple[Tensor, Tensor]:
@@ -243,4 +228,5 @@ STAGES: tuple[tuple[Callable[[SamplingParams], bool], Stage], ...] = (
     (lambda p: not p.greedy and p.top_p < 1.0, _top_p),
 )
 
-_ASKING_THE_HOST = (_functions, _bad_words, _min_tokens)
+_ASKING_THE_HOST = (_functions,)
+_BANNING = (_bad_words, _min_tokens)

@@ -19,7 +19,8 @@ from paceline.sampling.noise import Keys
 
 # Columns, and what stands in a slot nobody has: values that leave a row as it is, since padding has a slot too.
 _FLOATS = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "presence": 0.0, "frequency": 0.0, "repetition": 1.0}
-_INTS = {"top_k": 0, "min_tokens": 0, "seed": 0, "sample": 0, "greedy": 1, "biased": 0}
+_INTS = {"top_k": 0, "min_tokens": 0, "seed": 0, "sample": 0, "greedy": 1, "biased": 0, "worded": 0}
+ANYTHING, NOTHING = -2, -3  # in a ban, where any token fits and where none does
 
 
 @dataclass
@@ -61,6 +62,40 @@ class Kind(NamedTuple):
     stages: tuple[int, ...]  # numbers of `processors.STAGES`
     top_k: int  # 0: none
     tempered: bool  # temperature and noise at most come between the raw logits and the token
+    bans: tuple[torch.Size, ...] = ()  # the shapes of the tables of bans that its stages look into
+
+
+class Bans:
+    """Runs of tokens of every slot that must not be said, [S+1, W, 1+L]: the last token of each, then those before it,
+    behind what fits anything. As wide as the widest that ever came, in powers of two."""
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.tensor = _no_bans(slots, 1, 1, device)
+
+    def set(self, slot: int, runs: list[list[int]], pinned: bool) -> None:
+        words, length = self.tensor.shape[1], self.tensor.shape[2] - 1
+        longest = max([len(run) - 1 for run in runs], default=0)
+        if len(runs) > words or longest > length:
+            wider = _no_bans(len(self.tensor), _power(words, len(runs)), _power(length, longest), self.tensor.device)
+            wider[:, :words, 1:] = ANYTHING
+            wider[:, :words, 0], wider[:, :words, -length:] = self.tensor[:, :, 0], self.tensor[:, :, 1:]
+            self.tensor, length = wider, wider.shape[2] - 1
+        row = _no_bans(1, self.tensor.shape[1], length, torch.device("cpu"))[0]
+        if runs:
+            padded = [[run[-1], *[ANYTHING] * (length - len(run) + 1), *run[:-1]] for run in runs]
+            row[: len(runs)] = torch.tensor(padded, dtype=torch.int64)
+        self.tensor[slot].copy_(row.pin_memory() if pinned else row, non_blocking=True)
+
+
+def _no_bans(slots: int, words: int, length: int, device: torch.device) -> Tensor:
+    nothing = torch.full((slots, words, 1 + length), NOTHING, dtype=torch.int64, device=device)
+    nothing[:, :, 0] = 0
+    return nothing
+
+
+def _power(least: int, wanted: int) -> int:
+    """The power of two that reaches it, from a smaller one on."""
+    return least if least >= wanted else 1 << (wanted - 1).bit_length()
 
 
 class SamplerState:
@@ -73,6 +108,7 @@ class SamplerState:
         self._ints = torch.tensor([[value] * slots for value in _INTS.values()], dtype=torch.int64).to(device)
         self._columns: dict[str, Tensor] = dict(zip((*_FLOATS, *_INTS), (*self._floats, *self._ints)))  # [S+1] each
         self.bias: Tensor | None = None  # [S+1, V], made when first needed; -inf where a token is not allowed
+        self.bad, self.stops = Bans(slots, device), Bans(slots, device)  # words, and ends that would come too early
         self.words = {table.null: Words([], [])}
         self.params = {table.null: SamplingParams(temperature=0)}
         self._pins = device.type == "cuda"  # from other memory a copy waits for every round in flight
@@ -94,10 +130,22 @@ class SamplerState:
         self._floats[:, slot].copy_(given, non_blocking=True)
         signed = seed - 2**64 if seed >= 2**63 else seed
         biased = bool(params.logit_bias) or params.allowed_token_ids is not None
-        ints = [0 if greedy else max(params.top_k, 0), params.min_tokens, signed, sample, int(greedy), int(biased)]
+        top_k, worded = 0 if greedy else max(params.top_k, 0), bool(words.bad)
+        ints = [top_k, params.min_tokens, signed, sample, greedy, biased, worded]
         self._ints[:, slot].copy_(torch.tensor(ints, dtype=torch.int64, pin_memory=self._pins), non_blocking=True)
         if biased:
             self._set_bias(slot, params)
+        if words.bad or params.min_tokens:
+            self._set_bans(slot, words)
+
+    def _set_bans(self, slot: int, words: Words) -> None:
+        self.bad.set(slot, words.bad, self._pins)
+        self.stops.set(slot, [[token] for token in words.stops], self._pins)
+
+    @property
+    def ban_shapes(self) -> tuple[torch.Size, ...]:
+        """When they change the tables are others."""
+        return self.bad.tensor.shape, self.stops.tensor.shape
 
     def _set_bias(self, slot: int, params: SamplingParams) -> None:
         if self.bias is None:

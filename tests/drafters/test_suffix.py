@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paceline.cache.slots import Slots
+from paceline.drafters import suffix
 from paceline.drafters.base import Drafter, Observation
 from paceline.drafters.suffix import Suffix, SuffixDrafter
 from paceline.drafters.suffix_tree import Limits
@@ -155,7 +156,46 @@ def test_a_preempted_sequence_counts_once_more():
     table.begin(3, [9, 1, 2, 3], 1)
     observe(drafter, table, [3])
     assert drafter._responses is not None
+    assert drafter._responses.count([1, 2, 3]) == 0, "nobody has drafted yet"
+    drafts(drafter, table, [3], [0])
     assert drafter._responses.count([1, 2, 3]) == 2
+
+
+def test_nothing_is_read_before_something_is_drafted_and_then_not_all_in_one_round(monkeypatch):
+    """The least behind first: sequences that drafted the round before draft on."""
+    monkeypatch.setattr(suffix, "READ", 40)
+    monkeypatch.setattr(suffix, "READ_EACH", 0)
+    drafter, table = Suffix().create(), new_table()
+    texts = [[slot * 1000 + place for place in range(50)] for slot in range(4)]
+    for slot in range(3):
+        table.begin(slot, texts[slot], 5 if slot == 2 else 50)
+        observe(drafter, table, [slot])
+    assert not drafter._memories
+    drafter.forget([2])  # the response of 45 tokens is put off
+
+    def read() -> list[int]:
+        known = [len(drafter._memories[slot].text.tokens) if slot in drafter._memories else 0 for slot in (0, 1, 3)]
+        return [*known, drafter._responses.root.count]
+
+    table.begin(3, texts[3][:10], 10)
+    found = []
+    for _ in range(6):
+        drafts(drafter, table, [0, 1, 3], [4, 4, 4])
+        found.append(read())
+    assert found == [[10, 0, 10, 20], [30, 0, 10, 40], [50, 15, 10, 45], [50, 50, 10, 45], *[[50, 50, 10, 45]] * 2]
+    assert not drafter._late and not drafter._behind and drafter._num_late == 0
+    assert drafter._responses.count(texts[2][5:29]) == 1 and drafter._responses.count(texts[2][20:44]) == 1
+
+
+def test_what_is_put_off_keeps_within_the_limits_of_what_is_remembered():
+    for limits, kept in (({"max_cached_requests": 3}, 3), ({"max_cached_bytes": 100}, 2)):
+        drafter, table = Suffix(**limits).create(), new_table()
+        for request in range(5):
+            table.begin(0, [9, *range(10 * request, 10 * request + 10)], 1)
+            observe(drafter, table, [0])
+            drafter.forget([0])
+        assert [late.tokens[0] for late in drafter._late] == [10 * request for request in range(5 - kept, 5)]
+        assert drafter._num_late == 10 * kept
 
 
 @pytest.mark.parametrize("branching", [False, True])
@@ -174,11 +214,10 @@ def test_random_rounds_agree_with_the_plain_statement(branching):
             observe(drafter, table, seen)
             slots = rng.sample(range(6), rng.randint(1, 6))
             budgets = [rng.randint(0, 9) for _ in slots]
-            for slot in seen:
+            for slot in {*seen, *slots}:  # who is to draft is caught up with before anybody does
                 told[slot] = len(texts[slot])
             expected = []
             for slot, budget in zip(slots, budgets):
-                told[slot] = len(texts[slot])  # proposing catches up
                 if budget == 0:
                     expected.append(([], []))
                     continue

@@ -177,7 +177,7 @@ def test_rounds_before_its_first_choice_were_those_of_another_drafter() -> None:
 
 
 def test_what_drafting_takes_counts_where_nothing_overlaps() -> None:
-    for ahead, best in ((False, 0), (True, 5)):
+    for ahead, best in ((-1, 0), (0, 0), (5, 5)):
         budget, history, chosen = MeasuredBudget(5, ahead), EngineStats(), Counter[int]()
         for _ in range(300):
             nodes = budget.choose(1, history)
@@ -225,7 +225,7 @@ def test_the_text_is_the_same_and_rounds_say_what_they_were_allowed(behind: int 
     llm = tiny_llm(behind=behind)
     llm.engine.budget_kind = "measured"
     llm.set_drafter(NGram(4, min_match=1))
-    assert isinstance(llm.engine.budget, MeasuredBudget) and llm.engine.budget.ahead == (behind is not None)
+    assert isinstance(llm.engine.budget, MeasuredBudget) and llm.engine.budget.ahead == (-1 if behind is None else 4)
     assert [one.outputs[0].token_ids for one in llm.generate(prompts, **params)] == plain
     recent = llm.engine.stats.recent
     assert {record.nodes for record in recent} >= {None, 0, 1}, "prompts, drafts and none were there"

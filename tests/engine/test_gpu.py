@@ -9,25 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from paceline import LLM, Eagle, NGram, SamplingParams, Suffix
+from paceline import LLM, NGram, SamplingParams
 from paceline.engine.device import DeviceRunner
 from paceline.sampling import noise
-from paceline.testing import SETTINGS, prompts
-from tests.drafters.tiny_eagle import tiny_eagle
+from paceline.testing import SETTINGS, Wavering, prompts
+from tests.drafters.contract import DRAFTERS
 from tests.fakes import tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
-
-DRAFTERS = {
-    "ngram": lambda: NGram(4, min_match=1),
-    "suffix": Suffix,
-    "head": lambda: Eagle(tiny_eagle("third"), 3),
-    "head, trees": lambda: Eagle(tiny_eagle("third"), 8, tree="dynamic", depth=3),
-}
+DEVICE = "cuda"
+RECORDED = {(5, 6): [5, 6, 7, 8, 9, 10]}  # what knowing heads are made to know; here any will do
 
 
 def tiny(drafter: Any = None, **options: Any) -> LLM:
-    fixed = {"device": "cuda", "dtype": "bfloat16", "max_model_len": 192, "max_num_seqs": 8, "num_pages": 128}
+    fixed = {"device": DEVICE, "dtype": "bfloat16", "max_model_len": 192, "max_num_seqs": 8, "num_pages": 128}
     return LLM(tiny_model(), drafter, **{**fixed, "skip_tokenizer_init": True, **options})
 
 
@@ -41,8 +36,8 @@ def test_every_drafter_says_what_plain_decoding_says_in_bfloat16(setting: str) -
         plain = texts(llm, setting)
         alone = [llm.generate([ids], SETTINGS[setting])[0].outputs[0].token_ids for ids in prompts(8)]
         assert alone == plain
-        for name, make in DRAFTERS.items():
-            llm.set_drafter(make())
+        for name in ("ngram", "suffix", "eagle3", "eagle_dynamic", "draft_model"):
+            llm.set_drafter(DRAFTERS[name](RECORDED))
             assert texts(llm, setting) == plain, name
     with tiny(enforce_eager=True) as llm:
         assert texts(llm, setting) == plain, "launched one by one"
@@ -83,3 +78,36 @@ def test_the_noise_has_the_same_bits_as_on_a_cpu() -> None:
         positions = torch.tensor([5, 6, 7], device=device)
         found.append(noise.gumbel(keys, positions, noise.SAMPLE, 49152).cpu())
     assert torch.equal(*found)
+
+
+def forbid(output: list[int], logits: torch.Tensor) -> torch.Tensor:
+    """Never the likeliest behind an even number of tokens."""
+    if len(output) % 2 == 0:
+        logits[logits.argmax()] = float("-inf")
+    return logits
+
+
+WISHES: dict[str, Any] = {
+    "words": {"bad_words": [[7], [3, 4], [11, 12, 13]]},
+    "least": {"min_tokens": 12, "stop_token_ids": [*range(3, 60)]},
+    "functions": {"logits_processors": [forbid]},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("name", ["none", "suffix", "first_of", "eagle_static", "eagle_dynamic", "medusa_tree"])
+def test_whatever_is_asked_for_replayed_rounds_say_what_launched_ones_do(name: str) -> None:
+    """Each wish alone beside requests without one, then all side by side; drafts are tried and left by turns."""
+    base = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+    params = {wish: SamplingParams(**base, **more) for wish, more in WISHES.items()}
+    prompts, found = [[5, 6, 7] * 5, [9, 8] * 6, [30, 31, 32, 33] * 3, [40, 41] * 4], []
+    for eager in (True, False):
+        drafter = None if name == "none" else DRAFTERS[name](RECORDED)
+        options = {"device": DEVICE, "max_model_len": 128, "max_num_seqs": 4, "num_pages": 64, "enforce_eager": eager}
+        llm = LLM(tiny_model(), drafter=drafter, **options)
+        if drafter is not None:
+            llm.engine.budget = Wavering(llm.engine.drafter.max_nodes)
+        for mixed in (*([one, *[params["nothing"]] * 3] for one in params.values()), [*params.values()]):
+            found.append([output.outputs[0].token_ids for output in llm.generate(prompts, mixed)])
+        llm.close()
+    assert found[:5] == found[5:] and len({str(texts) for texts in found}) >= 4

@@ -1,0 +1,132 @@
+"""Rounds are replayed whatever is asked for, as far as tensors can say it."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from paceline import LLM, SamplingParams, Suffix
+from paceline.engine.device import DeviceRunner
+from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
+from tests.fakes import Oracle, tiny_llm
+
+GREEDY = SETTINGS["greedy"]
+
+
+@functools.cache
+def asked(name: str) -> SamplingParams:
+    """What changes an answer of plain decoding: its own tokens are banned, alone or behind those before."""
+    first, second, third = plain(3, "greedy")
+    many = [first[1:3], second[:4], third[:2], *([token] for token in third[3:7]), first[4:8]]
+    if name == "least":
+        return replace(GREEDY, min_tokens=9, stop_token_ids=[first[2], second[3], third[5]])
+    if name == "everything":
+        return replace(SETTINGS[name], bad_words=many)
+    return replace(GREEDY, bad_words=[[first[1]]] if name == "one" else many)
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often a round was captured, replayed and launched."""
+    counted: Counter[str] = Counter()
+
+    def counting(way: str) -> Any:
+        real = getattr(DeviceRunner, way)
+
+        def count(*given: Any) -> Any:
+            counted[way] += 1
+            return real(*given)
+
+        return count
+
+    for way in ("_remember", "_replay", "_launch"):
+        monkeypatch.setattr(DeviceRunner, way, counting(way))
+    return counted
+
+
+@functools.cache
+def shared() -> LLM:
+    return tiny_llm()
+
+
+def said(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts(3), params)]
+
+
+@functools.cache
+def wanted(name: str) -> list[list[int]]:
+    return said(shared(), [asked(name), GREEDY, GREEDY])
+
+
+@pytest.mark.parametrize("drafter", ["none", "drawn_tree"])
+def test_bad_words_and_minimum_lengths_are_replayed_and_say_what_they_say_launched(
+    drafter: str, ways: Counter[str]
+) -> None:
+    """Each beside two requests without wishes."""
+    llm = tiny_llm(None if drafter == "none" else DRAFTERS[drafter](recorded(3, "greedy")), behind=1, captured=True)
+    for name in ("many", "least", "everything"):
+        assert wanted(name)[0] != plain(3, "greedy")[0] and wanted(name)[1:] == plain(3, "greedy")[1:]
+        assert said(llm, [asked(name), GREEDY, GREEDY]) == wanted(name)
+    assert ways["_replay"] >= 30 and not ways["_launch"]
+
+
+def forbid(output: list[int], logits: Tensor) -> Tensor:
+    """Never the likeliest behind an even number of tokens."""
+    if len(output) % 2 == 0:
+        logits[logits.argmax()] = float("-inf")
+    return logits
+
+
+@pytest.mark.parametrize("drafter, launched", [("none", False), ("suffix_tree", False), ("medusa_tree", True)])
+def test_behind_a_replayed_forward_functions_of_users_say_what_they_say_launched(
+    drafter: str, launched: bool, ways: Counter[str]
+) -> None:
+    """Where drafts are drawn they have a part in those, and all of the round is launched."""
+    llm = tiny_llm(None if drafter == "none" else DRAFTERS[drafter](recorded(3, "greedy")), behind=1, captured=True)
+    params = [replace(GREEDY, logits_processors=[forbid]), GREEDY, GREEDY]
+    wanted = said(shared(), params)
+    assert wanted[0] != plain(3, "greedy")[0] and wanted[1:] == plain(3, "greedy")[1:]
+    for _ in range(2):  # what was said once is expected the second time
+        assert said(llm, params) == wanted
+    assert bool(ways["_launch"]) == launched and ways["_replay"] >= (1 if launched else 10)
+    assert drafter == "none" or any(round.accepted for round in llm.engine.stats.recent)
+
+
+def test_a_wider_table_of_bans_is_captured_anew_and_nothing_else_is(ways: Counter[str]) -> None:
+    llm = tiny_llm(behind=1, captured=True)
+    captured = []
+    for name in ("none", "one", "one", "none", "many", "one", "none"):
+        before, params = ways["_remember"], GREEDY if name == "none" else asked(name)
+        llm.generate([prompts(1)[0]], replace(params, max_tokens=3))
+        captured.append(ways["_remember"] > before)
+    assert captured == [True, True, False, False, True, False, False]
+    assert [tuple(shape[1:]) for shape in llm.engine.runner.state.ban_shapes] == [(8, 5), (1, 2)]
+
+
+def test_a_request_for_its_prompts_logprobs_is_launched_at_its_prompt_alone(ways: Counter[str]) -> None:
+    params = replace(GREEDY, prompt_logprobs=1)
+    llm = tiny_llm(behind=1, captured=True)
+    (output,) = llm.generate([prompts(1)[0]], params)
+    assert output.outputs[0].token_ids == plain(1, "greedy")[0] and output.prompt_logprobs is not None
+    assert ways["_launch"] == 1 and ways["_replay"] >= len(output.outputs[0].token_ids) - 1
+
+
+@pytest.mark.parametrize("name", ["none", "oracle", "suffix"])
+def test_what_most_rounds_are_is_captured_before_the_first(name: str, ways: Counter[str]) -> None:
+    """Drafts of full width too, whether they come from the device or from the host."""
+    drafter = {"none": None, "oracle": Oracle(recorded(1, "greedy"), 2), "suffix": Suffix(2, max_spec_factor=9.0)}[name]
+    llm = tiny_llm(drafter, behind=1, captured=True, max_num_seqs=2, max_batched_tokens=32)
+    assert isinstance(llm.engine.runner, DeviceRunner)
+    done, captured = list(llm.engine.warm_up()), llm.engine.runner._captured
+    before = {*captured}
+    assert len(done) == len(before) == (3 if name == "none" else 6)
+    for _ in range(2):  # what was said once is expected the second time
+        (output,) = llm.generate([prompts(1)[0]], replace(GREEDY, max_tokens=4))
+        assert output.outputs[0].token_ids == plain(1, "greedy")[0][:4]
+    assert not ways["_launch"] and {size.nodes for size, *_ in captured.keys() - before} <= {1}, "a text's last tokens"
+    assert max(round.proposed for round in llm.engine.stats.recent) == (0 if name == "none" else 2)
