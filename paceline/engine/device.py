@@ -7,8 +7,9 @@ sequences ever after. What needs the host in its middle is launched as it stands
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -29,11 +30,22 @@ from paceline.models.batch import Batch, Nodes, Static, pack_rows, places_of, re
 from paceline.models.frame import Frame, FrameInput, Size
 from paceline.sampling.processors import common_kind, process
 from paceline.sampling.rules import Rule
+from paceline.sampling.state import TEMPERED, Kind
 from paceline.sampling.verify import Judged, Verdict, follow_there, verify
 
 
+class Key(NamedTuple):
+    """What a round has in common with all that replay it."""
+
+    size: Size
+    kind: Kind  # what the pipeline does
+    drafts: bool
+    new: bool
+    shaped: Hashable  # what the drafter, or what it handed over, adds
+
+
 class Asked(NamedTuple):
-    """What a round is to do; the same for all that replay it."""
+    """What a round is to do."""
 
     slots: list[int]  # of those that sample, the null slot behind them: their parameters say which stages run
     drafts: bool  # the drafter proposes
@@ -51,6 +63,8 @@ class Outcome(NamedTuple):
     verdict: Verdict | None
     report: Report | None
 
+
+log = logging.getLogger("paceline")
 
 # Runs a round and remembers how: what it made, and a function that makes it anew in the same memory.
 Capture = Callable[[Callable[[], Outcome]], tuple[Outcome, Callable[[], None]]]
@@ -88,14 +102,14 @@ class DeviceRunner(Runner):
         handed = self._hand(plan)
         times.drafted = time.perf_counter()
         new = self.meet(plan) if self.taps.hidden else [False] * len(plan.work)
-        size = None if self._capture is None else find_size(plan, 0 if self.drafter is None else self.drafter.max_nodes)
+        size = None if self._capture is None else self._size(plan, handed)
         key = None if size is None else self._key(plan, size, handed, any(new))
-        if key is None or size is None:
+        if key is None:
             return self._launch(plan, handed, new, times)
         if key not in self._captured:
-            asked = Asked(plan.slots[: plan.num_sampling], bool(plan.num_drafting), any(new), handed)
-            self._captured[key] = self._remember(size, asked)
+            self._captured[key] = self._remember(key, plan.slots[: plan.num_sampling], handed)
             times.usual = False
+            log.info("captured on the way, in %.2f s: %s", time.perf_counter() - times.drafted, key)
         return self._replay(self._captured[key], plan, handed, new, times)
 
     def _hand(self, plan: Plan) -> Proposal | None:
@@ -139,8 +153,12 @@ class DeviceRunner(Runner):
 
     # What is captured.
 
-    def _key(self, plan: Plan, size: Size, handed: Proposal | None, new: bool) -> Hashable | None:
-        """What a round has in common with all that replay it; None: it is not to be captured."""
+    def _size(self, plan: Plan, handed: Proposal | None) -> Size | None:
+        """Who drafts on the device has room for what the budget gives; what was handed over for what is there."""
+        return find_size(plan, 0 if self.drafter is None else self.drafter.max_nodes, 0 if handed else plan.budget)
+
+    def _key(self, plan: Plan, size: Size, handed: Proposal | None, new: bool) -> Key | None:
+        """None: the round is not to be captured."""
         kind = common_kind({self.state.kinds[slot] for slot in plan.slots[: plan.num_sampling]})
         shaped = captured_as(self.drafter)
         if kind is None or shaped is None or plan.wants_prompt_logprobs:
@@ -149,29 +167,37 @@ class DeviceRunner(Runner):
             if handed.probs is not None:
                 return None
             shaped = handed.chain, handed.scratch is None, handed.origins is None, handed.names
-        return size, kind, bool(plan.num_drafting), new, shaped
+        if self.rule.follows and kind.tempered and size.chunks:  # little beside a prompt, and half as many to capture
+            kind = self.state.kinds[TEMPERED]
+        return Key(size, kind, bool(plan.num_drafting), new, shaped)
 
     def warm_up(self, rows: int) -> Iterator[tuple[int, int]]:
-        """Capture what most rounds will be: greedy ones of at most so many rows. Yields how many are done, and of how
-        many; the rest is captured when it is first needed."""
+        """Capture what most rounds will be: of at most so many rows, greedy or with a temperature. Yields how many are
+        done, and of how many; the rest is captured when it is first needed."""
         nodes = 0 if self.drafter is None or not self.drafter.on_device else self.drafter.max_nodes
         self.table.flush()
         sizes = [] if self._capture is None else usual_sizes(self.table.num_slots, rows, nodes)
-        for number, size in enumerate(sizes):
-            yield number, len(sizes)
-            shaped = captured_as(self.drafter)
-            key = size, common_kind(set()), size.nodes > 0, False, shaped
-            if shaped is not None and key not in self._captured:
-                self._captured[key] = self._remember(size, Asked([], size.nodes > 0, False))
+        keys = [key for size in sizes for key in self._usual_keys(size)]
+        for number, key in enumerate(keys):
+            yield number, len(keys)
+            if key not in self._captured:
+                self._captured[key] = self._remember(key)
 
-    def _remember(self, size: Size, asked: Asked) -> Captured:
-        """Capture a round of rows of nobody."""
+    def _usual_keys(self, size: Size) -> list[Key]:
+        greedy, tempered = self.state.kinds[self.table.null], self.state.kinds[TEMPERED]
+        shaped = captured_as(self.drafter)
+        kinds = [greedy] if not self.rule.follows else [tempered] if size.chunks else [greedy, tempered]
+        return [] if shaped is None else [Key(size, kind, size.nodes > 0, False, shaped) for kind in kinds]
+
+    def _remember(self, key: Key, slots: Sequence[int] = (), handed: Proposal | None = None) -> Captured:
+        """Capture a round of rows of nobody; slots: of those who ask for more than temperature and noise."""
         assert self._capture is not None
-        frame = Frame(size, self.table.device)
+        size, frame = key.size, Frame(key.size, self.table.device)
         frame.fill((), 0, FrameInput([], [], [], []), self.table)
-        slots = asked.slots + [self.table.null] * (size.sampling - len(asked.slots))
-        handed = None if asked.handed is None else _in_fixed_memory(asked.handed, size)
-        asked = asked._replace(slots=slots, handed=handed)
+        if key.kind.tempered:  # whoever comes first, it serves all others too
+            slots = () if key.kind.greedy else (TEMPERED,)
+        slots = [*slots, *[self.table.null] * (size.sampling - len(slots))]
+        asked = Asked(slots, key.drafts, key.new, None if handed is None else _in_fixed_memory(handed, size))
         with holding() as held:
             outcome, replay = self._capture(lambda: self.compute(frame, asked))
         return Captured(frame, asked, outcome, replay, held)

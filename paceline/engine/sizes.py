@@ -11,10 +11,14 @@ ROWS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # with prompt chunks
 NODES = (0, 1, 2, 3, 5, 8, 16, 32, 64)
 
 
-def find_size(plan: Plan, max_nodes: int) -> Size | None:
-    """The size of the captured round that serves this one; None: there is none so large."""
+def find_size(plan: Plan, max_nodes: int, least_nodes: int = 0) -> Size | None:
+    """The size of the captured round that serves this one; None: there is none so large.
+
+    least_nodes: what is drafted has room for so many, though no sequence may have them all, as at the end of answers.
+    """
     shape = plan.shape
     exact = Size.exact(shape, plan.num_sampling)
+    exact = exact._replace(nodes=exact.nodes and max(exact.nodes, least_nodes))
     nodes = min(_up(exact.nodes, NODES) or exact.nodes, max(max_nodes, exact.nodes))
     if exact.chunks == 0 and all(count == 1 for count, _ in shape):
         sampling = _up(exact.sampling, FEW)

@@ -237,7 +237,7 @@ STAGES: tuple[tuple[Callable[[SamplingParams], bool], Stage], ...] = (
     (lambda p: bool(p.bad_words), _bad_words),
     (lambda p: p.min_tokens > 0, _min_tokens),
     (_penalised, _penalties),
-    (lambda p: not p.greedy and p.temperature != 1.0, _temperature),
+    (lambda p: not p.greedy, _temperature),  # 1 too: it changes nothing, and rounds of all temperatures are alike
     (lambda p: not p.greedy and p.min_p > 0, _min_p),
     (lambda p: not p.greedy and p.top_k > 0, _top_k),
     (lambda p: not p.greedy and p.top_p < 1.0, _top_p),
