@@ -21,6 +21,7 @@ from paceline.sampling.state import Kind, Rows, SamplerState, Words
 
 NEVER = float("-inf")
 LIKELY = 512  # tokens that are sorted before all are
+FEW = 64  # or a power of two above it: so many are looked at for a top_k, that others need no round of their own
 
 Stage = Callable[[Tensor, Rows, SamplerState], Tensor]
 
@@ -36,7 +37,8 @@ def kind_of(params: SamplingParams) -> Kind:
     """What `process` does for a request, found once."""
     stages = tuple([number for number, (needs, _) in enumerate(STAGES) if needs(params)])
     tempered = all(STAGES[number][1] is _temperature for number in stages)
-    return Kind(params.greedy, stages, max(params.top_k, 0), tempered)
+    most = 0 if params.greedy or params.top_k <= 0 else max(FEW, 1 << (params.top_k - 1).bit_length())
+    return Kind(params.greedy, stages, most, tempered)
 
 
 def common_kind(kinds: AbstractSet[Kind]) -> Kind | None:
@@ -182,7 +184,7 @@ def _min_p(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
 def _top_k(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     """Keep what is at least as likely as the k-th; tokens tied with it stay."""
     counts = state.column("top_k", rows.slots)
-    most = min(max(state.params[slot].top_k for slot in rows.slot_list), logits.shape[1])
+    most = min(max(state.kinds[slot].top_k for slot in rows.slot_list), logits.shape[1])
     best = logits.topk(most, dim=1).values
     kth = best.gather(1, (counts - 1).clamp(0, most - 1)[:, None])
     return logits.masked_fill((logits < kth) & (counts > 0)[:, None], NEVER)

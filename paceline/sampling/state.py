@@ -59,7 +59,7 @@ class Kind(NamedTuple):
 
     greedy: bool
     stages: tuple[int, ...]  # numbers of `processors.STAGES`
-    top_k: int  # 0: none
+    top_k: int  # no request has a larger one; 0: none
     tempered: bool  # temperature and noise at most come between the raw logits and the token
 
 

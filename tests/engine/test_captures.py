@@ -37,7 +37,7 @@ def test_after_the_start_nothing_is_captured_for_greedy_requests_or_any_temperat
     counted = list(llm.engine.warm_up())
     known = keys_of(llm)
     assert counted == [(number, len(known)) for number in range(len(known))]
-    for params in (GREEDY, WARM, HOT, [GREEDY, WARM, HOT]):
+    for params in (GREEDY, WARM, HOT, [GREEDY, WARM, HOT], dataclasses.replace(GREEDY, top_k=5, top_p=0.5, min_p=0.1)):
         assert tokens(llm, params) == tokens(tiny_llm(), params)
     assert keys_of(llm) == known
     tokens(llm, NARROW)
@@ -52,6 +52,14 @@ def test_whoever_comes_first_a_captured_round_serves_every_temperature_and_greed
         for number in order:
             assert tokens(llm, asked[number]) == wanted[number]
         assert len({key.kind for key in keys_of(llm)}) == 2
+
+
+def test_all_usual_top_k_share_their_rounds() -> None:
+    llm, asked = captured_llm(), [dataclasses.replace(WARM, top_k=count) for count in (2, 5, 20)]
+    tokens(llm, asked[2])
+    known = keys_of(llm)
+    assert [tokens(llm, params) for params in asked] == [tokens(tiny_llm(), params) for params in asked]
+    assert keys_of(llm) == known
 
 
 def test_where_a_rule_does_not_take_the_samplers_own_tokens_greedy_rounds_alone_are_captured_at_the_start() -> None:
