@@ -7,6 +7,7 @@ sequences ever after. What needs the host in its middle is launched as it stands
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -102,8 +103,7 @@ class DeviceRunner(Runner):
         handed = self._hand(plan)
         times.drafted = time.perf_counter()
         new = self.meet(plan) if self.taps.hidden else [False] * len(plan.work)
-        size = None if self._capture is None else self._size(plan, handed)
-        key = None if size is None else self._key(plan, size, handed, any(new))
+        key = None if self._capture is None else self._find_key(plan, handed, any(new))
         if key is None:
             return self._launch(plan, handed, new, times)
         if key not in self._captured:
@@ -153,15 +153,19 @@ class DeviceRunner(Runner):
 
     # What is captured.
 
-    def _size(self, plan: Plan, handed: Proposal | None) -> Size | None:
-        """Who drafts on the device has room for what the budget gives; what was handed over for what is there."""
-        return find_size(plan, 0 if self.drafter is None else self.drafter.max_nodes, 0 if handed else plan.budget)
+    def _find_key(self, plan: Plan, handed: Proposal | None, new: bool) -> Key | None:
+        """Of its own size; else, at the end of answers where fewer nodes fit, of a size for what the budget gives."""
+        most = 0 if self.drafter is None else self.drafter.max_nodes
+        key = self._key(plan, find_size(plan, most), handed, new)
+        if key is None or key in self._captured or handed is not None:
+            return key
+        return self._key(plan, find_size(plan, most, plan.budget), handed, new)
 
-    def _key(self, plan: Plan, size: Size, handed: Proposal | None, new: bool) -> Key | None:
+    def _key(self, plan: Plan, size: Size | None, handed: Proposal | None, new: bool) -> Key | None:
         """None: the round is not to be captured."""
         kind = common_kind({self.state.kinds[slot] for slot in plan.slots[: plan.num_sampling]})
         shaped = captured_as(self.drafter)
-        if kind is None or shaped is None or plan.wants_prompt_logprobs:
+        if size is None or kind is None or shaped is None or plan.wants_prompt_logprobs:
             return None
         if handed is not None:
             if handed.probs is not None:
@@ -178,10 +182,19 @@ class DeviceRunner(Runner):
         self.table.flush()
         sizes = [] if self._capture is None else usual_sizes(self.table.num_slots, rows, nodes)
         keys = [key for size in sizes for key in self._usual_keys(size)]
+        if not keys:
+            return
+        start = time.perf_counter()
+        self.target.model.ops.prepare(functools.partial(self.compute, *self._lay_out(key)) for key in keys)
+        if self.drafter is not None:
+            self.drafter.reset()  # what it was shown was nobody's
+        compiled = time.perf_counter()
         for number, key in enumerate(keys):
             yield number, len(keys)
             if key not in self._captured:
                 self._captured[key] = self._remember(key)
+        spent = compiled - start, time.perf_counter() - compiled
+        log.info("kernels compiled in %.1f s, %d rounds captured in %.1f s", spent[0], len(keys), spent[1])
 
     def _usual_keys(self, size: Size) -> list[Key]:
         greedy, tempered = self.state.kinds[self.table.null], self.state.kinds[TEMPERED]
@@ -189,15 +202,18 @@ class DeviceRunner(Runner):
         kinds = [greedy] if not self.rule.follows else [tempered] if size.chunks else [greedy, tempered]
         return [] if shaped is None else [Key(size, kind, size.nodes > 0, False, shaped) for kind in kinds]
 
-    def _remember(self, key: Key, slots: Sequence[int] = (), handed: Proposal | None = None) -> Captured:
-        """Capture a round of rows of nobody; slots: of those who ask for more than temperature and noise."""
-        assert self._capture is not None
+    def _lay_out(self, key: Key, slots: Sequence[int] = (), handed: Proposal | None = None) -> tuple[Frame, Asked]:
+        """A round of rows of nobody; slots: of those who ask for more than temperature and noise."""
         size, frame = key.size, Frame(key.size, self.table.device)
         frame.fill((), 0, FrameInput([], [], [], []), self.table)
         if key.kind.tempered:  # whoever comes first, it serves all others too
             slots = () if key.kind.greedy else (TEMPERED,)
         slots = [*slots, *[self.table.null] * (size.sampling - len(slots))]
-        asked = Asked(slots, key.drafts, key.new, None if handed is None else _in_fixed_memory(handed, size))
+        return frame, Asked(slots, key.drafts, key.new, None if handed is None else _in_fixed_memory(handed, size))
+
+    def _remember(self, key: Key, slots: Sequence[int] = (), handed: Proposal | None = None) -> Captured:
+        assert self._capture is not None
+        frame, asked = self._lay_out(key, slots, handed)
         with holding() as held:
             outcome, replay = self._capture(lambda: self.compute(frame, asked))
         return Captured(frame, asked, outcome, replay, held)
