@@ -163,7 +163,7 @@ class DeviceRunner(Runner):
 
     def _key(self, plan: Plan, size: Size | None, handed: Proposal | None, new: bool) -> Key | None:
         """None: the round is not to be captured."""
-        kind = common_kind({self.state.kinds[slot] for slot in plan.slots[: plan.num_sampling]})
+        kind = common_kind(set(map(self.state.kinds.__getitem__, plan.slots[: plan.num_sampling])))
         shaped = captured_as(self.drafter)
         if size is None or kind is None or shaped is None or plan.wants_prompt_logprobs:
             return None

@@ -47,6 +47,9 @@ class Plan:
     num_sampling: int
     budget: int = 0  # nodes that each might have
 
+    def __post_init__(self) -> None:
+        self.slots = [item.slot for item in self.work]
+
     @classmethod
     def of(cls, planned: list[tuple[Sequence, Work]], budget: int = 0) -> Plan:
         kinds: tuple[list[tuple[Sequence, Work]], ...] = ([], [], [])
@@ -66,10 +69,6 @@ class Plan:
     def cut(self, most: int) -> None:
         """No more nodes than this for anybody."""
         self.work = [item if item.num_nodes <= most else item._replace(num_nodes=most) for item in self.work]
-
-    @property
-    def slots(self) -> list[int]:
-        return [item.slot for item in self.work]
 
     @property
     def shape(self) -> Shape:
