@@ -13,7 +13,7 @@ from rich.console import Console
 from paceline.errors import EngineError, OptionError
 from paceline.server.guards import Impatient
 
-GRACE = 30.0  # seconds in which answers under way may end
+GRACE: float = 30  # seconds in which answers under way may end
 
 log = logging.getLogger("paceline")
 
