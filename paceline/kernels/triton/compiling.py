@@ -48,3 +48,5 @@ def compile_for(rounds: Iterable[Callable[[], object]]) -> None:
                 go_through()
             except Exception as error:
                 log.info("a round's kernels are compiled when it is first run: %s", error)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # rounds are captured on another stream, for which memory is kept apart
