@@ -34,7 +34,7 @@ def go_through_all(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> int:
     with torch.inference_mode(), monkeypatch.context() as patch:
         patch.setattr(InterpretedFunction, "__getitem__", lambda self, grid: launch)
         patch.setattr(type(llm.model.ops), "prepare", prepare)
-        patch.setattr(DeviceRunner, "_remember", lambda self, key: None)
+        patch.setattr(DeviceRunner, "_remember", lambda self, *given: None)
         assert list(llm.engine.warm_up())
     runner._captured.clear()
     return left_out
