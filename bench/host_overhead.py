@@ -1,8 +1,11 @@
 """What an engine step costs outside the model: a model that does next to nothing, so that the host's work is left.
 
     python bench/host_overhead.py [--steps 40] [--sequences 1 16 64 256]
+    python bench/host_overhead.py --captured
 
-Prints microseconds per step and per sequence, plain and with two drafters, and writes bench/results/host_overhead.json.
+Prints microseconds per step and per sequence, plain and with drafters, and writes bench/results/host_overhead.json.
+captured: as on a GPU, one round ahead and replayed. A replay takes no time here and leaves tokens that nobody computed:
+what is measured is all the host does, but for what CUDA takes to launch a graph and a copy or two.
 """
 
 from __future__ import annotations
@@ -10,10 +13,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import tokenizers
 import torch
 from torch import Tensor
 
@@ -22,9 +28,11 @@ from paceline.bench import machine, results
 from paceline.cache.kv import KVCache
 from paceline.cache.pages import PagePool
 from paceline.cache.slots import Slots
-from paceline.drafters.base import Context, Drafter, QuietDrafter, Target
+from paceline.drafters.base import FINAL, Context, Drafter, QuietDrafter, Taps, Target
+from paceline.drafters.cached import StateReader
 from paceline.drafters.tree import Proposal
 from paceline.engine.detokenizer import Detokenizer
+from paceline.engine.device import DeviceRunner, Outcome
 from paceline.engine.engine import Engine
 from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
@@ -32,6 +40,7 @@ from paceline.engine.sequence import Sequence
 from paceline.kernels.eager import EagerOps
 from paceline.models.base import Hidden
 from paceline.models.config import ModelConfig
+from paceline.models.tokenizer import Tokenizer
 from paceline.sampling.rules import find_rule
 from paceline.sampling.state import Words
 from paceline.sampling.verify import argmax
@@ -63,6 +72,7 @@ class FakeModel:
     def forward(self, batch: Any, caches: Any, taps: tuple[int, ...] = (), rows: Tensor | None = None) -> Hidden:
         start = clock()
         hidden = Hidden(self.embed(batch.ids), None)
+        hidden.tapped = hidden.final if taps else None
         if rows is not None:  # as the native kernels answer: logits, and the best token of each row
             hidden.logits = self._head.index_select(0, hidden.final[rows, 0].long())
             hidden.best = argmax(hidden.logits)
@@ -84,21 +94,68 @@ class FixedChain(QuietDrafter):
         return Proposal.of_chains(tokens, torch.full((len(context.slot_list),), CHAIN), self.name)
 
 
-class WordTokenizer:
-    """The least a tokenizer can do, so that the detokenizer's own work is counted and nobody else's."""
+class FixedHead(StateReader):
+    """The same chain, with all that the host does for a drafter that reads the target's states."""
 
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        return "".join([f" {token}" for token in ids])
+    name = "head"
+    max_nodes = CHAIN
+    taps = Taps(hidden=(FINAL,))
+
+    def attach(self, target: Target, cache: KVCache) -> None:
+        self.open_cache(target, cache, [], LENGTH)
+
+    def read_pairs(self, batch: Any, states: Tensor, table: Slots) -> None:
+        pass
+
+    def propose(self, context: Context) -> Proposal:
+        tokens = torch.arange(CHAIN).expand(len(context.slot_list), CHAIN)
+        return Proposal.of_chains(tokens, context.budgets.clamp(max=CHAIN), self.name)
 
 
-def build(count: int, drafter: Drafter | None) -> Engine:
+class InstantDevice:
+    """Captures rounds, and replays them in no time: their reports say that 0, 1, 2, 3 … drafts were accepted."""
+
+    def __init__(self) -> None:
+        self.seconds, self.rounds = 0.0, 0
+
+    def __call__(self, compute: Callable[[], Outcome]) -> tuple[Outcome, Callable[[], None]]:
+        made = compute()
+
+        def replay() -> None:
+            start = clock()
+            self.rounds += 1
+            if made.report is not None:
+                self._say(made.report.table.numpy(), made.proposal.num_nodes)
+            self.seconds += clock() - start
+
+        return made, replay
+
+    def _say(self, table: Any, nodes: int) -> None:
+        """Tokens [B, N+1], accepted nodes [B, N], how many, and how many were proposed."""
+        row = np.arange(len(table))[:, None]
+        accepted = np.minimum((row + self.rounds) % 4, nodes)
+        table[:, : nodes + 1] = (7 * row + 3 * self.rounds + np.arange(nodes + 1)) % VOCABULARY
+        table[:, nodes + 1 : 2 * nodes + 1] = np.where(np.arange(nodes) < accepted, np.arange(nodes), -1)
+        table[:, 2 * nodes + 1], table[:, 2 * nodes + 2] = accepted[:, 0], nodes
+
+
+def make_tokenizer() -> Tokenizer:
+    """A word for each id, decoded as most models' tokens are."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({f"Ġ{token}": token for token in range(VOCABULARY)}, []))
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return Tokenizer(backend, {}, None, lambda: None)
+
+
+def build(count: int, drafter: Drafter | None, device: InstantDevice | None) -> Engine:
     """The parts `LLM` would put together, around the fake model."""
     cpu = torch.device("cpu")
     cache = KVCache(PagePool(count * (LENGTH // BLOCK + 1), BLOCK), cpu)
-    table = Slots(count, LENGTH, LENGTH // BLOCK + 1, cpu)
+    table = Slots(count, LENGTH, LENGTH // BLOCK + 1, cpu, apart=device is not None)
     scheduler = Scheduler(cache.pool, table, max_batched_tokens=4096, prefix_caching=True)
-    target = Target(FakeModel(), WordTokenizer(), cpu, torch.float32, LENGTH, count, "reference")
-    engine = Engine(target, Runner(target, cache, table, find_rule("exact")), scheduler)
+    target = Target(FakeModel(), make_tokenizer(), cpu, torch.float32, LENGTH, count, "reference")
+    parts = target, cache, table, find_rule("exact")
+    runner = Runner(*parts) if device is None else DeviceRunner(*parts, device)
+    engine = Engine(target, runner, scheduler, depth=int(table.apart))
     engine.set_drafter(drafter)
     return engine
 
@@ -127,10 +184,11 @@ class Row:
     model_us: float
 
 
-def measure(count: int, kind: str, temperature: float, steps: int) -> Row:
-    engine = build(count, make_drafter(kind))
+def measure(count: int, kind: str, temperature: float, steps: int, captured: bool) -> Row:
+    device = InstantDevice() if captured else None
+    engine = build(count, make_drafter(kind), device)
     fill(engine, count, temperature)
-    model = engine.target.model
+    model = device or engine.target.model
     for _ in range(5):
         engine.step()
         engine.take()
@@ -149,9 +207,8 @@ def measure(count: int, kind: str, temperature: float, steps: int) -> Row:
 
 
 def make_drafter(kind: str) -> Drafter | None:
-    if kind == "plain":
-        return None
-    return FixedChain() if kind == "fixed" else NGram(CHAIN).create()
+    made: dict[str, Drafter] = {"fixed": FixedChain(), "head": FixedHead(), "ngram": NGram(CHAIN).create()}
+    return made.get(kind)
 
 
 def growth(rows: list[Row]) -> list[str]:
@@ -170,23 +227,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--captured", action="store_true")
+    parser.add_argument("--output", type=Path, help=f"default: {RESULTS.name}, or none with --captured")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[Row] = []
     names = ("sequences", "µs/step", "µs/sequence", "µs/token", "model µs")
     print("drafter  temp. " + " ".join(f"{name:>11}" for name in names))
-    for kind in ("plain", "ngram", "fixed"):
+    for kind in ("plain", "ngram", "head" if arguments.captured else "fixed"):
         for temperature in (0.0, 0.8):
             for count in arguments.sequences:
-                row = measure(count, kind, temperature, arguments.steps)
+                row = measure(count, kind, temperature, arguments.steps, arguments.captured)
                 rows.append(row)
                 figures = (row.step_us, row.sequence_us, row.token_us, row.model_us)
                 print(f"{kind:8} {temperature:5g} {count:11} " + " ".join(f"{value:11.1f}" for value in figures))
     said = growth(rows)
     print("\n".join(said))
+    output = arguments.output or (None if arguments.captured else RESULTS)
+    if output is None:
+        return
     data = {**machine.record(), "steps": arguments.steps, "rows": [vars(row) for row in rows], "growth": said}
-    results.write(arguments.output, data)
+    results.write(output, data)
 
 
 if __name__ == "__main__":

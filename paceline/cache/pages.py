@@ -10,9 +10,8 @@ The pool knows nothing of tensors, sequences or drafting.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import OrderedDict, deque
-
-import numpy as np
 
 Key = bytes
 
@@ -20,7 +19,7 @@ Key = bytes
 def page_key(parent: Key, tokens: list[int], namespace: str = "") -> Key:
     """The key of a full page; the first page of a sequence has an empty parent."""
     digest = hashlib.blake2b(namespace.encode(), digest_size=16, key=parent)
-    digest.update(np.asarray(tokens, dtype=np.int64).tobytes())
+    digest.update(array("q", tokens))
     return digest.digest()
 
 

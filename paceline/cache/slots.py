@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 _LENGTH, _PROMPT, _LIMIT = range(3)
-FEW = 8  # slots that are appended to one by one
 SPREAD = 64  # so many nodes of a tree may lie behind a sequence's limit: beside one another they are no deeper than it
 
 
@@ -37,27 +36,25 @@ class Table:
         self.host: Array = shared.numpy()
         self._apart = apart
         self.tensor = shared.clone().to(device) if apart else shared
-        self._pending: list[tuple[int, int, int]] = []
+        self._pending: list[tuple[int, int]] = []  # first place, row behind row, and how many
 
     def write(self, row: int, start: int, values: Any) -> None:
         """Put `values` (a sequence of ints) at columns start … of a row, for both sides."""
         self.host[row, start : start + len(values)] = values
         if self._apart:
-            self._pending.append((row, start, start + len(values)))
+            self._pending.append((row * self.host.shape[1] + start, len(values)))
 
     def flush(self) -> None:
         """Send what was written since the last flush; nothing to do where memory is shared."""
         if not self._pending:
             return
         spans, self._pending = self._pending, []
-        row, start, stop = np.array(spans).T
-        rows, columns = row.repeat(stop - start), _runs(start, stop - start)
-        values = self.host[rows, columns]
-        packed = torch.from_numpy(np.stack([rows, columns, values]))
+        start, count = np.array(spans).T
+        places = _runs(start, count)
+        packed = torch.from_numpy(np.stack([places, self.host.reshape(-1)[places]]))
         if self.tensor.is_cuda:
             packed = packed.pin_memory()  # from other memory a copy waits for every round in flight
-        packed = packed.to(self.tensor.device, non_blocking=True)
-        self.tensor[packed[0], packed[1]] = packed[2]
+        self.tensor.view(-1).scatter_(0, *packed.to(self.tensor.device, non_blocking=True))
 
 
 @functools.lru_cache(maxsize=256)
@@ -138,17 +135,6 @@ class Slots:
         length = self.length(slot)
         self.tokens.host[slot, length : length + len(tokens)] = tokens
         self._counts.host[slot, _LENGTH] = length + len(tokens)
-
-    def append_all(self, slots: list[int], tokens: list[list[int]]) -> None:
-        """The same for slots that are all different."""
-        if len(slots) <= FEW:
-            for slot, new in zip(slots, tokens):
-                self.append(slot, new)
-            return
-        rows, counts = np.array(slots), np.array([len(new) for new in tokens])
-        known = self._counts.host[rows, _LENGTH]
-        self.tokens.host[rows.repeat(counts), _runs(known, counts)] = [token for new in tokens for token in new]
-        self._counts.host[rows, _LENGTH] = known + counts
 
     def commit(self, slots: Tensor, tokens: Tensor, counts: Tensor) -> None:
         """Append the first counts[b] of tokens [B, D] to slots [B], on the device, up to each sequence's limit."""

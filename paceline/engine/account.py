@@ -26,7 +26,7 @@ class Drafted:
 
     sizes: list[int]  # nodes that could be accepted
     depths: list[int]
-    parents: list[Container[int]]  # nodes that have children; -1 the root
+    parents: list[Container[int]] | None  # nodes that have children; -1 the root. None: chains
     names: tuple[str, ...]
     origins: Table | None
 
@@ -45,7 +45,7 @@ class Drafted:
         """above: the parents of all nodes; None: chains."""
         if above is not None:
             return cls(*_read_trees(sizes, above, scratch), names, origins)
-        return cls(sizes, sizes, [range(-1, size - 1) for size in sizes], names, origins)
+        return cls(sizes, sizes, None, names, origins)
 
     def provenance(self, row: int, decision: Decision, number: int) -> list[Provenance]:
         """Where each token of a decision came from, in its sequence's round of that number."""
@@ -54,7 +54,8 @@ class Drafted:
             name = self.names[self.origins[row][node] if self.origins is not None else 0]
             result.append(_provenance(name, "accepted", number, depth))
         last = decision.nodes[-1] if decision.nodes else -1
-        kind = "corrected" if last in self.parents[row] else "bonus" if decision.nodes else "plain"
+        more = last + 1 < self.sizes[row] if self.parents is None else last in self.parents[row]
+        kind = "corrected" if more else "bonus" if decision.nodes else "plain"
         result.append(_provenance(None, kind, number, len(decision.nodes) + 1))
         return result
 

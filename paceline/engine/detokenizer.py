@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ class Detokenizer:
     ) -> None:
         self._tokenizer, self._stops = tokenizer, stops
         self._include_stop = include_stop
-        self._decode = _decoder(tokenizer, skip_special)
+        self._decode, self._piece = _decoder(tokenizer, skip_special)
         self._prompt = list(prompt[-CONTEXT:])
         self._taken = 0
         self._longest = max((len(stop) for stop in stops), default=0)
@@ -41,9 +42,13 @@ class Detokenizer:
         """Take one token; returns the stop string it completed, if any, with the text already cut."""
         if self._tokenizer is None:
             return None
-        self._ids.append(token)
-        old = len(self.text)
-        self.text += self._next_text()
+        old, piece = len(self.text), self._piece(token)
+        if piece is None or self._read < len(self._ids) or self._broken:
+            self._ids.append(token)
+            piece = self._next_text()
+        else:
+            self._ids, self._before, self._read = [], "", 0  # nothing that comes depends on what was before
+        self.text += piece
         return self._find_stop(old) if check_stops and self._stops else None
 
     def finish(self) -> None:
@@ -105,11 +110,31 @@ class Detokenizer:
         return stop
 
 
-def _decoder(tokenizer: Any, skip_special: bool) -> Callable[[list[int]], str]:
-    """Ids to text. Straight to the tokenizers library where transformers adds nothing but its own cost per call."""
+def _decoder(tokenizer: Any, skip_special: bool) -> tuple[Callable[[list[int]], str], Callable[[int], str | None]]:
+    """Ids to text, and a token's own (`_pieces`). Straight to the tokenizers library where transformers adds nothing
+    but its own cost per call."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if tokenizer is None:
-        return lambda ids: ""
+        return lambda ids: "", _unknown
     if fast is None or tokenizer.clean_up_tokenization_spaces:
-        return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=skip_special))
-    return lambda ids: str(fast.decode(ids, skip_special_tokens=skip_special))
+        return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=skip_special)), _unknown
+    return lambda ids: str(fast.decode(ids, skip_special_tokens=skip_special)), _pieces(fast, skip_special)
+
+
+@functools.lru_cache(maxsize=4)
+def _pieces(fast: Any, skip_special: bool) -> Callable[[int], str | None]:
+    """A token's text where it is the same in any company, found once for all sequences: tokens are bytes, and these
+    are whole characters. None: it depends on others."""
+    if type(fast.decoder).__name__ != "ByteLevel":
+        return _unknown
+
+    @functools.cache
+    def piece(token: int) -> str | None:
+        text = str(fast.decode([token], skip_special_tokens=skip_special))
+        return None if INCOMPLETE in text else text
+
+    return piece
+
+
+def _unknown(token: int) -> None:
+    """What a token's text is follows from those before."""

@@ -8,8 +8,10 @@ before that is launched as it stands.
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -31,14 +33,24 @@ from paceline.models.batch import Batch, Nodes, Static, pack_rows, places_of, re
 from paceline.models.frame import Frame, FrameInput, Size
 from paceline.sampling.processors import common_kind, process
 from paceline.sampling.rules import Rule
-from paceline.sampling.state import Kind
+from paceline.sampling.state import TEMPERED, Kind
 from paceline.sampling.verify import Judged, Verdict, follow_there, verify
 
 TIMED = 8  # replays of a captured round that tell what it takes
 
 
+class Key(NamedTuple):
+    """What a round has in common with all that replay it."""
+
+    size: Size
+    kind: Kind | None  # what the pipeline does; None: up to functions of users
+    drafts: bool
+    new: bool
+    shaped: Hashable  # what the drafter, or what it handed over, adds
+
+
 class Asked(NamedTuple):
-    """What a round is to do; the same for all that replay it."""
+    """What a round is to do."""
 
     slots: list[int]  # of those that sample, the null slot behind them: their parameters say which stages run
     drafts: bool  # the drafter proposes
@@ -58,6 +70,8 @@ class Outcome(NamedTuple):
     report: Report | None = None
     paths: Tensor | None = None  # of the proposal's nodes
 
+
+log = logging.getLogger("paceline")
 
 # Runs a round and remembers how: what it made, and a function that makes it anew in the same memory.
 Capture = Callable[[Callable[[], Outcome]], tuple[Outcome, Callable[[], None]]]
@@ -82,7 +96,7 @@ class DeviceRunner(Runner):
 
     def set_drafter(self, drafter: Drafter | None) -> None:
         super().set_drafter(drafter)
-        self._captured: dict[Hashable, Captured] = {}
+        self._captured: dict[Key, Captured] = {}
 
     def run(self, plan: Plan, times: Times) -> Round:
         """Launch all of a round, or replay it; what the host will read of it is on its way."""
@@ -91,15 +105,13 @@ class DeviceRunner(Runner):
         handed = self._hand(plan)
         times.drafted = time.perf_counter()
         new = self.meet(plan) if self.taps.hidden else [False] * len(plan.work)
-        size = None if self._capture is None else find_size(plan, 0 if self.drafter is None else self.drafter.max_nodes)
-        key = None if size is None else self._key(plan, size, handed, any(new))
-        if key is None or size is None:
+        key = None if self._capture is None else self._find_key(plan, handed, any(new))
+        if key is None:
             return self._launch(plan, handed, new, times)
         if key not in self._captured:
-            slots, open = plan.slots[: plan.num_sampling], self._kind(plan) is None
-            asked = Asked(slots, bool(plan.num_drafting), any(new), handed, open=open)
-            self._captured[key] = self._remember(size, asked)
+            self._captured[key] = self._remember(key, plan.slots[: plan.num_sampling], handed)
             times.usual = False
+            log.info("captured on the way, in %.2f s: %s", time.perf_counter() - times.drafted, key)
         return self._replay(self._captured[key], plan, handed, new, times)
 
     def _hand(self, plan: Plan) -> Proposal | None:
@@ -146,16 +158,26 @@ class DeviceRunner(Runner):
 
     # What is captured.
 
-    def _key(self, plan: Plan, size: Size, handed: Proposal | None, new: bool) -> Hashable | None:
-        """What a round has in common with all that replay it; None: it is not to be captured."""
+    def _find_key(self, plan: Plan, handed: Proposal | None, new: bool) -> Key | None:
+        """Of its own size; else, at the end of answers where fewer nodes fit, of a size for what the budget gives."""
+        most = 0 if self.drafter is None else self.drafter.max_nodes
+        key = self._key(plan, find_size(plan, most), handed, new)
+        if key is None or key in self._captured or handed is not None:
+            return key
+        return self._key(plan, find_size(plan, most, plan.budget), handed, new)
+
+    def _key(self, plan: Plan, size: Size | None, handed: Proposal | None, new: bool) -> Key | None:
+        """None: the round is not to be captured."""
         kind, shaped = self._kind(plan), self._shape(handed)
         drawn = plan.num_drafting and handed is None  # then functions of users have a part in the drafts, too
-        if shaped is None or plan.wants_prompt_logprobs or (kind is None and drawn):
+        if size is None or shaped is None or plan.wants_prompt_logprobs or (kind is None and drawn):
             return None
-        return size, kind, bool(plan.num_drafting), new, shaped
+        if self.rule.follows and size.chunks and kind is not None and kind.tempered:
+            kind = self.state.kinds[TEMPERED]  # little beside a prompt, and half as many to capture
+        return Key(size, kind, bool(plan.num_drafting), new, shaped)
 
     def _kind(self, plan: Plan) -> Kind | None:
-        return common_kind({self.state.kinds[slot] for slot in plan.slots[: plan.num_sampling]}, self.state)
+        return common_kind(set(map(self.state.kinds.__getitem__, plan.slots[: plan.num_sampling])), self.state)
 
     def _shape(self, handed: Proposal | None) -> Hashable | None:
         """What the drafter's part depends on; None: it is not to be captured."""
@@ -167,20 +189,28 @@ class DeviceRunner(Runner):
         return shaped, handed.chain, handed.scratch is None, handed.origins is None, handed.names
 
     def warm_up(self, rows: int, arms: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
-        """Capture what most rounds will be: greedy ones of at most so many rows; arms: nodes that a budget may choose.
-        Yields how many are done, and of how many; the rest is captured when it is first needed."""
+        """Capture what most rounds will be: of at most so many rows, greedy or with a temperature; arms: nodes that a
+        budget may choose. Yields how many are done, and of how many; the rest is captured when it is first needed."""
         drafter, chains = self.drafter, self._usual_chains()
         drafts = drafter is not None and (drafter.on_device or chains is not None)
         self.table.flush()
         nodes = drafter.max_nodes if drafter is not None and drafts else 0
         sizes = [] if self._capture is None else usual_sizes(self.table.num_slots, rows, nodes, arms)
-        for number, size in enumerate(sizes):
-            yield number, len(sizes)
-            handed = chains if size.nodes else None
-            shaped = self._shape(handed)
-            key = size, common_kind(set(), self.state), size.nodes > 0, False, shaped
-            if shaped is not None and key not in self._captured:
-                self._captured[key] = self._remember(size, Asked([], size.nodes > 0, False, handed))
+        asked = [(key, chains if size.nodes else None) for size in sizes for key in self._usual_keys(size, chains)]
+        if not asked:
+            return
+        start = time.perf_counter()
+        ops = self.target.model.ops
+        ops.prepare(functools.partial(self.compute, *self._lay_out(key, (), handed)) for key, handed in asked)
+        if drafter is not None:
+            drafter.reset()  # what it was shown was nobody's
+        compiled = time.perf_counter()
+        for number, (key, handed) in enumerate(asked):
+            yield number, len(asked)
+            if key not in self._captured:
+                self._captured[key] = self._remember(key, (), handed)
+        spent = compiled - start, time.perf_counter() - compiled
+        log.info("kernels compiled in %.1f s, %d rounds captured in %.1f s", spent[0], len(asked), spent[1])
 
     def _usual_chains(self) -> Proposal | None:
         """What a drafter on the host that says its name and no more usually proposes; None: nobody can tell."""
@@ -192,9 +222,9 @@ class DeviceRunner(Runner):
     def measure_rounds(self) -> Costs:
         """What the captured rounds of decoding alone take with nobody in them. Nothing may be in flight."""
         found: dict[tuple[int, int], float] = {}
-        for captured in self._captured.values():
+        for key, captured in self._captured.items():
             frame, size = captured.frame, captured.frame.size
-            if size.chunks == 0 and size.rows == size.sampled:
+            if size.chunks == 0 and size.rows == size.sampled and key.kind is not None and key.kind.greedy:
                 frame.fill((), 0, FrameInput([], [], [], []), self.table)
                 found[size.sampling, size.nodes] = self._time(captured.replay)
         return found
@@ -209,14 +239,25 @@ class DeviceRunner(Runner):
                 torch.cuda.synchronize(device)
         return (time.perf_counter() - start) / TIMED
 
-    def _remember(self, size: Size, asked: Asked) -> Captured:
-        """Capture a round of rows of nobody."""
-        assert self._capture is not None
-        frame = Frame(size, self.table.device)
+    def _usual_keys(self, size: Size, chains: Proposal | None) -> list[Key]:
+        greedy, tempered = self.state.kinds[self.table.null], self.state.kinds[TEMPERED]
+        shaped = self._shape(chains if size.nodes else None)
+        kinds = [greedy] if not self.rule.follows else [tempered] if size.chunks else [greedy, tempered]
+        return [] if shaped is None else [Key(size, kind, size.nodes > 0, False, shaped) for kind in kinds]
+
+    def _lay_out(self, key: Key, slots: Sequence[int] = (), handed: Proposal | None = None) -> tuple[Frame, Asked]:
+        """A round of rows of nobody; slots: of those who ask for more than temperature and noise."""
+        size, frame = key.size, Frame(key.size, self.table.device)
         frame.fill((), 0, FrameInput([], [], [], []), self.table)
-        slots = asked.slots + [self.table.null] * (size.sampling - len(asked.slots))
-        handed = None if asked.handed is None else _in_fixed_memory(asked.handed, size)
-        asked = asked._replace(slots=slots, handed=handed)
+        if key.kind is not None and key.kind.tempered:  # whoever comes first, it serves all others too
+            slots = () if key.kind.greedy else (TEMPERED,)
+        slots = [*slots, *[self.table.null] * (size.sampling - len(slots))]
+        handed = None if handed is None else _in_fixed_memory(handed, size)
+        return frame, Asked(slots, key.drafts, key.new, handed, open=key.kind is None)
+
+    def _remember(self, key: Key, slots: Sequence[int] = (), handed: Proposal | None = None) -> Captured:
+        assert self._capture is not None
+        frame, asked = self._lay_out(key, slots, handed)
         with holding() as held:
             outcome, replay = self._capture(lambda: (self._prepare if asked.open else self.compute)(frame, asked))
         return Captured(frame, asked, outcome, replay, held)

@@ -190,6 +190,7 @@ class Engine:
                 continue
             end = work.count + (len(sequence.tokens) - 1 if work.start is None else work.start)
             kept = append_tokens(sequence, decision.tokens, self.end_ids)
+            self.table.append(work.slot, kept)
             if sequence.params.logprobs is not None and kept:
                 read_logprobs(round, number, decision, kept, self.target.tokenizer)
             if number < plan.num_sampling:
@@ -201,7 +202,6 @@ class Engine:
                 sequence.num_launched = sequence.num_computed
             self.scheduler.publish(sequence)
             told.append((number, sequence, kept, min(accepted, len(kept)) if accepted else 0))
-        self.table.append_all([plan.work[number].slot for number, _, _, _ in told], [kept for _, _, kept, _ in told])
         self.runner.settle(round)
         seconds = self._record(round, drafted, told)
         for number, sequence, kept, accepted in told:

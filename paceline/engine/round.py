@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -46,6 +47,9 @@ class Plan:
     num_sampling: int
     budget: int = 0  # nodes that each might have
 
+    def __post_init__(self) -> None:
+        self.slots = [item.slot for item in self.work]
+
     @classmethod
     def of(cls, planned: list[tuple[Sequence, Work]], budget: int = 0) -> Plan:
         kinds: tuple[list[tuple[Sequence, Work]], ...] = ([], [], [])
@@ -65,10 +69,6 @@ class Plan:
     def cut(self, most: int) -> None:
         """No more nodes than this for anybody."""
         self.work = [item if item.num_nodes <= most else item._replace(num_nodes=most) for item in self.work]
-
-    @property
-    def slots(self) -> list[int]:
-        return [item.slot for item in self.work]
 
     @property
     def shape(self) -> Shape:
@@ -105,17 +105,18 @@ class Round:
         """What was decided, and what had been proposed; sequences beyond those that sampled decide nothing."""
         if self.sent is not None:
             decided, drafted = self._read_sent(self.sent)
-            decided = decided[: self.plan.num_sampling]  # a frame may have had room for more
         else:
             decided, drafted = self.verdict.read() if self.verdict is not None else [], Drafted.of(self.proposal)
         return decided + [Decision([], []) for _ in self.plan.sequences[len(decided) :]], drafted
 
     def _read_sent(self, sent: Sent) -> tuple[list[Decision], Drafted]:
-        table, sizes, *shape, origins = sent.read()
-        assert table is not None and sizes is not None
-        parents, scratch = shape or (None, None)
-        listed = [size for (size,) in sizes]
-        return Verdict.decisions(table), Drafted.read(self.proposal.names, listed, parents, scratch, origins)
+        table = sent.read(self.plan.num_sampling)  # a frame may have had room for more
+        decided, sizes, *trees = sent.parts
+        assert decided is not None and sizes is not None
+        above, scratch, origins = (None if part is None else [row[part] for row in table] for part in trees)
+        listed = [row[sizes.start] for row in table]
+        drafted = Drafted.read(self.proposal.names, listed, above, scratch, origins)
+        return Verdict.decisions(table, decided.stop), drafted
 
     def logits_of(self, number: int) -> Tensor:
         """[1+nodes, V] the raw logits of one sampling sequence; none for a prompt chunk."""
@@ -133,23 +134,24 @@ class Report(NamedTuple):
     """All that the host will read of a round, side by side."""
 
     table: Tensor  # [B, …]
-    widths: tuple[int | None, ...]  # of its parts; None: a part that is not there
+    parts: tuple[slice | None, ...]  # its columns: decisions, sizes, parents, scratch, origins; None: not there
 
     @classmethod
     def of(cls, proposal: Proposal, verdict: Verdict) -> Report:
-        shape = [] if proposal.chain else [proposal.parents, proposal.scratch]
+        shape = (None, None) if proposal.chain else (proposal.parents, proposal.scratch)
         parts = [verdict.table(), proposal.sizes[:, None], *shape, proposal.origins]
-        widths = tuple([None if part is None else part.shape[1] for part in parts])
+        ends = itertools.accumulate([0 if part is None else part.shape[1] for part in parts])
+        places = tuple([None if part is None else slice(end - part.shape[1], end) for part, end in zip(parts, ends)])
         if verdict.sent is not None:  # kernels laid it out
-            return cls(verdict.sent, widths)
-        return cls(torch.cat([part.long() for part in parts if part is not None], dim=1), widths)
+            return cls(verdict.sent, places)
+        return cls(torch.cat([part.long() for part in parts if part is not None], dim=1), places)
 
 
 class Sent:
     """A report on its way to the host, in one copy. What is launched later is not waited for."""
 
     def __init__(self, report: Report) -> None:
-        self._table, self._widths = report
+        self._table, self.parts = report
         self._event: torch.cuda.Event | None = None
         if self._table.device.type == "cuda":
             there, self._table = self._table, torch.empty(self._table.shape, dtype=torch.int64, pin_memory=True)
@@ -159,15 +161,11 @@ class Sent:
         elif self._table.device.type == "cpu":
             self._table = self._table.clone()  # a replay writes over it
 
-    def read(self) -> list[Table | None]:
+    def read(self, count: int) -> Table:
+        """The first so many rows."""
         if self._event is not None:
             self._event.synchronize()
-        parts: list[Table | None] = []
-        first = 0
-        for width in self._widths:
-            parts.append(None if width is None else self._table[:, first : first + width].tolist())
-            first += width or 0
-        return parts
+        return self._table[:count].tolist()
 
 
 @functools.lru_cache

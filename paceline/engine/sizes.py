@@ -14,10 +14,14 @@ NODES = (0, 1, 2, 3, 5, 8, 16, 32, 64)
 MIXED_NODES = (0, 8, 64)  # beside prompt chunks, whose rows cost more than nodes that are left over
 
 
-def find_size(plan: Plan, max_nodes: int) -> Size | None:
-    """The size of the captured round that serves this one; None: there is none so large."""
+def find_size(plan: Plan, max_nodes: int, least_nodes: int = 0) -> Size | None:
+    """The size of the captured round that serves this one; None: there is none so large.
+
+    least_nodes: what is drafted has room for so many, though no sequence may have them all, as at the end of answers.
+    """
     shape = plan.shape
     exact = Size.exact(shape, plan.num_sampling)
+    exact = exact._replace(nodes=exact.nodes and max(exact.nodes, least_nodes))
     decoding = exact.chunks == 0 and all(count == 1 for count, _ in shape)
     nodes = _up(exact.nodes, NODES if decoding else MIXED_NODES) or exact.nodes
     nodes = min(nodes, max(max_nodes, exact.nodes))

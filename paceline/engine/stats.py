@@ -67,11 +67,12 @@ class SequenceStats:
 
     def count(self, proposed_depth: int, accepted: int, emitted: int) -> None:
         self.rounds, self.tokens = self.rounds + 1, self.tokens + emitted
-        if proposed_depth:
+        if proposed_depth > len(self.proposed):
             more = [0] * (proposed_depth - len(self.proposed))
-            proposed = [rounds + (depth < proposed_depth) for depth, rounds in enumerate(self.proposed + more)]
-            passed = [rounds + (depth < accepted) for depth, rounds in enumerate(self.accepted + more)]
-            self.proposed, self.accepted = proposed, passed
+            self.proposed, self.accepted = self.proposed + more, self.accepted + more
+        for depth in range(proposed_depth):
+            self.proposed[depth] += 1
+            self.accepted[depth] += depth < accepted
 
     def credit(self, drafter: str, depth: int) -> None:
         """One of several drafted so deep."""

@@ -21,6 +21,7 @@ from paceline.sampling.state import ANYTHING, Kind, Rows, SamplerState, Words
 
 NEVER = float("-inf")
 LIKELY = 512  # tokens that are sorted before all are
+FEW = 64  # or a power of two above it: so many are looked at for a top_k, that others need no round of their own
 
 Stage = Callable[[Tensor, Rows, SamplerState], Tensor]
 
@@ -36,7 +37,8 @@ def kind_of(params: SamplingParams) -> Kind:
     """What `process` does for a request, found once."""
     stages = tuple([number for number, (needs, _) in enumerate(STAGES) if needs(params)])
     tempered = all(STAGES[number][1] is _temperature for number in stages)
-    return Kind(params.greedy, stages, max(params.top_k, 0), tempered)
+    most = 0 if params.greedy or params.top_k <= 0 else max(FEW, 1 << (params.top_k - 1).bit_length())
+    return Kind(params.greedy, stages, most, tempered)
 
 
 def common_kind(kinds: AbstractSet[Kind], state: SamplerState) -> Kind | None:
@@ -167,7 +169,7 @@ def _min_p(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
 def _top_k(logits: Tensor, rows: Rows, state: SamplerState) -> Tensor:
     """Keep what is at least as likely as the k-th; tokens tied with it stay."""
     counts = state.column("top_k", rows.slots)
-    most = min(max(state.params[slot].top_k for slot in rows.slot_list), logits.shape[1])
+    most = min(max(state.kinds[slot].top_k for slot in rows.slot_list), logits.shape[1])
     best = logits.topk(most, dim=1).values
     kth = best.gather(1, (counts - 1).clamp(0, most - 1)[:, None])
     return logits.masked_fill((logits < kth) & (counts > 0)[:, None], NEVER)
@@ -222,7 +224,7 @@ STAGES: tuple[tuple[Callable[[SamplingParams], bool], Stage], ...] = (
     (lambda p: bool(p.bad_words), _bad_words),
     (lambda p: p.min_tokens > 0, _min_tokens),
     (_penalised, _penalties),
-    (lambda p: not p.greedy and p.temperature != 1.0, _temperature),
+    (lambda p: not p.greedy, _temperature),  # 1 too: it changes nothing, and rounds of all temperatures are alike
     (lambda p: not p.greedy and p.min_p > 0, _min_p),
     (lambda p: not p.greedy and p.top_k > 0, _top_k),
     (lambda p: not p.greedy and p.top_p < 1.0, _top_p),

@@ -60,7 +60,7 @@ class Kind(NamedTuple):
 
     greedy: bool
     stages: tuple[int, ...]  # numbers of `processors.STAGES`
-    top_k: int  # 0: none
+    top_k: int  # no request has a larger one; 0: none
     tempered: bool  # temperature and noise at most come between the raw logits and the token
     bans: tuple[torch.Size, ...] = ()  # the shapes of the tables of bans that its stages look into
 
@@ -98,6 +98,9 @@ def _power(least: int, wanted: int) -> int:
     return least if least >= wanted else 1 << (wanted - 1).bit_length()
 
 
+TEMPERED = -1  # a slot that stands for any request of temperature and noise; as an index it is the row of nobody
+
+
 class SamplerState:
     """Slot-resident parameters. `set` when a sequence takes its slot; nothing to undo when it leaves."""
 
@@ -116,13 +119,18 @@ class SamplerState:
         self.kinds = {table.null: Kind(True, (), 0, True)}
         self.tempered = {table.null}  # slots whose request needs temperature and noise at most
         self._sampled: set[int] = set()  # slots whose request needs noise
+        self._know(TEMPERED, SamplingParams(temperature=0.5), Words([], []))
 
-    def set(self, slot: int, params: SamplingParams, words: Words, seed: int, sample: int) -> None:
+    def _know(self, slot: int, params: SamplingParams, words: Words) -> None:
+        """What the host asks."""
         from paceline.sampling.processors import kind_of  # which is written in terms of this state
 
         self.params[slot], self.words[slot], self.kinds[slot] = params, words, kind_of(params)
         (self.tempered.add if self.kinds[slot].tempered else self.tempered.discard)(slot)
         (self._sampled.discard if params.greedy else self._sampled.add)(slot)
+
+    def set(self, slot: int, params: SamplingParams, words: Words, seed: int, sample: int) -> None:
+        self._know(slot, params, words)
         greedy = params.greedy  # then nothing after the penalties may touch its rows
         floats = (1.0, 1.0, 0.0) if greedy else (params.temperature, params.top_p, params.min_p)
         penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)

@@ -52,7 +52,7 @@ class Verdict:
         return cls(tokens, chosen, sent[:, 2 * nodes + 1], sent, committed)
 
     def read(self) -> list[Decision]:
-        return self.decisions(self.table().tolist())
+        return self.decisions(self.table().tolist(), 2 * self.nodes.shape[1] + 2)
 
     def table(self) -> Tensor:
         """[B, 2D+2] all of it, to be sent to the host at once."""
@@ -61,12 +61,12 @@ class Verdict:
         return torch.cat([self.tokens, self.nodes, self.lengths[:, None]], dim=1)
 
     @staticmethod
-    def decisions(table: list[list[int]]) -> list[Decision]:
-        """What `table` says, on the host."""
-        width = len(table[0]) // 2 if table else 0
-        if width == 1:  # nothing was drafted
-            return [Decision([token], []) for token, _ in table]
-        return [Decision(row[: row[-1] + 1], row[width : width + row[-1]]) for row in table]
+    def decisions(table: list[list[int]], width: int) -> list[Decision]:
+        """What `table` says, on the host; rows may be longer than it is wide."""
+        half, last = width // 2, width - 1
+        if half == 1:  # nothing was drafted
+            return [Decision([row[0]], []) for row in table]
+        return [Decision(row[: row[last] + 1], row[half : half + row[last]]) for row in table]
 
 
 @dataclass

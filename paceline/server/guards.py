@@ -15,12 +15,14 @@ HEADER_SECONDS = 30.0
 
 
 class Guards:
-    """An ASGI middleware: a body of at most so many bytes, in so many seconds."""
+    """An ASGI middleware: a body of at most so many bytes, in so many seconds. And HEAD wherever there is GET."""
 
     def __init__(self, app: Any, max_body: int, body_seconds: float) -> None:
         self._app, self._max_body, self._seconds = app, max_body, body_seconds
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the same answer, whose body uvicorn leaves out
         if scope["type"] != "http" or scope["method"] not in ("POST", "PUT", "PATCH"):
             await self._app(scope, receive, send)
             return

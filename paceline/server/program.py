@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 from typing import Any
 
@@ -11,7 +13,9 @@ from rich.console import Console
 from paceline.errors import EngineError, OptionError
 from paceline.server.guards import Impatient
 
-GRACE = 30  # seconds in which answers under way may end
+GRACE: float = 30  # seconds in which answers under way may end
+
+log = logging.getLogger("paceline")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -50,10 +54,22 @@ def answer(app: Any, listener: socket.socket, host: str, model: str) -> None:
 
         async def shutdown(self, sockets: Any = None) -> None:
             app.state.server.draining = True
-            await super().shutdown(sockets)
+            cut = asyncio.get_running_loop().call_later(GRACE, self.cut_off)
+            try:
+                await super().shutdown(sockets)
+            finally:
+                cut.cancel()
 
+        def cut_off(self) -> None:
+            """Whoever has not read its answer by now will not: uvicorn would cancel the tasks, and show where."""
+            left = list(self.server_state.connections)
+            log.warning("closed after %g seconds, their answers under way: %d connections", GRACE, len(left))
+            for connection in left:
+                connection.transport.abort()
+
+    last = int(GRACE) + 5  # if even that is to no avail
     config = uvicorn.Config(
-        app, http=Impatient, log_level="warning", timeout_graceful_shutdown=GRACE, access_log=False, lifespan="on"
+        app, http=Impatient, log_level="warning", timeout_graceful_shutdown=last, access_log=False, lifespan="on"
     )
     server = Announced(config)
     try:

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "bench" / "host_overhead.py"
 
 
-def test_it_measures_every_case_at_every_size_and_writes_it_down(tmp_path: Path) -> None:
-    words = ["--steps", "3", "--sequences", "1", "2", "--output", str(tmp_path / "host.json")]
+@pytest.mark.parametrize("how", [[], ["--captured"]])
+def test_it_measures_every_case_at_every_size_and_writes_it_down(tmp_path: Path, how: list[str]) -> None:
+    words = ["--steps", "3", "--sequences", "1", "2", "--output", str(tmp_path / "host.json"), *how]
     command = [sys.executable, str(SCRIPT), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

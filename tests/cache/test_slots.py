@@ -183,21 +183,6 @@ def test_a_new_sequence_in_an_old_slot_starts_from_its_own_tokens_alone() -> Non
     assert committed(slots, 0) == [9, 8, 8, 8], "its own limit, not the old one"
 
 
-@pytest.mark.parametrize("counts", [[1] * 20, [0, 3, 1, 6, 2, 0, 1, 5, 1, 4], [2], []])
-def test_appending_to_many_slots_at_once_is_appending_to_each(counts: list[int]) -> None:
-    one, all_at_once = (Slots(len(counts), 12, 3, CPU) for _ in range(2))
-    slots = list(range(len(counts)))[::-1]
-    tokens = [[10 * slot + place for place in range(count)] for slot, count in zip(slots, counts)]
-    for table in (one, all_at_once):
-        for slot in slots:
-            table.begin(slot, [7] * (1 + slot % 4), 1)
-    for slot, new in zip(slots, tokens):
-        one.append(slot, new)
-    all_at_once.append_all(slots, tokens)
-    assert all_at_once.tokens.host.tolist() == one.tokens.host.tolist()
-    assert all_at_once.lengths.tolist() == one.lengths.tolist()
-
-
 @given(
     st.lists(
         st.tuples(

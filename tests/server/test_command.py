@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import socket
@@ -96,10 +97,14 @@ def test_the_default_address_is_the_loopbacks_port_8000(monkeypatch: pytest.Monk
 
 
 @contextlib.contextmanager
-def program(*words: str, module: str = "paceline") -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """The program and what it says, line by line, as it comes."""
+def program(
+    *words: str, module: str = "paceline", grace: float | None = None
+) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """The program and what it says, line by line, as it comes. grace: seconds that it gives answers when it ends."""
     given = [] if module == "paceline.server" else ["serve"]
-    command = [sys.executable, "-m", module, *given, "--port", "0", "--device", "cpu", *words]
+    changed = f"from paceline.server import program; program.GRACE = {grace}; from paceline.cli import main; main()"
+    start = ["-m", module] if grace is None else ["-c", changed]
+    command = [sys.executable, *start, *given, "--port", "0", "--device", "cpu", *words]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     lines: list[str] = []
 
@@ -143,6 +148,22 @@ def test_answers_under_way_may_end_when_the_server_is_told_to_stop(checkpoint: P
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{address}/health")
     assert not any("Traceback" in line for line in lines)
+
+
+def test_a_client_that_does_not_read_is_left_when_the_grace_is_over(checkpoint: Path) -> None:
+    with program("--model", str(checkpoint), grace=0.5) as (process, lines), socket.socket() as client:
+        host, _, port = address_in(process, lines).removeprefix("http://").partition(":")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.connect((host, int(port)))
+        asked = {"prompt": "a", "max_tokens": 400, "n": 8, "logprobs": 5, "ignore_eos": True, "stream": True}
+        body = json.dumps(asked).encode()
+        lines_sent = ("POST /v1/completions HTTP/1.1", "Host: here", "Content-Type: application/json")
+        client.sendall("\r\n".join([*lines_sent, f"Content-Length: {len(body)}", "", ""]).encode() + body)
+        assert client.recv(12) == b"HTTP/1.1 200"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) in (0, -signal.SIGTERM)
+    assert any("closed after 0.5 seconds" in line for line in lines)
+    assert not any("Traceback" in line or "ERROR" in line for line in lines)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])

@@ -201,6 +201,13 @@ def test_what_is_not_there_is_a_404_and_the_wrong_method_a_405(served: Served) -
     refused(served.get("/v1/models/nobody"), 404, "nobody")
 
 
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/"])
+def test_head_is_answered_like_get_without_a_body(served: Served, path: str) -> None:
+    asked, told = httpx.head(served.address + path), served.get(path)
+    assert asked.status_code == told.status_code == 200 and asked.content == b""
+    assert asked.headers["content-length"] == told.headers["content-length"] == str(len(told.content))
+
+
 @pytest.fixture(scope="module")
 def guarded(checkpoint: Path) -> Iterator[Served]:
     """A key, and room for two answers beside the one computed."""

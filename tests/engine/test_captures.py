@@ -1,0 +1,69 @@
+"""Which rounds are captured, and when: the usual ones at the start, so that none is captured while somebody waits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from paceline import LLM, NGram, SamplingParams
+from paceline.engine.device import DeviceRunner, Key
+from paceline.testing import prompts, tiny_llm
+
+GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+WARM = dataclasses.replace(GREEDY, temperature=0.8, seed=3)
+HOT = dataclasses.replace(GREEDY, temperature=1.0, seed=3)
+NARROW = dataclasses.replace(WARM, top_p=0.9)
+
+
+def captured_llm(drafter: Any = None, **options: Any) -> LLM:
+    return tiny_llm(drafter, behind=1, captured=True, max_num_seqs=4, max_batched_tokens=32, **options)
+
+
+def keys_of(llm: LLM) -> set[Key]:
+    runner = llm.engine.runner
+    assert isinstance(runner, DeviceRunner)
+    return set(runner._captured)
+
+
+def tokens(llm: LLM, params: SamplingParams | list[SamplingParams]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts(3), params)]
+
+
+@pytest.mark.parametrize("drafter", [None, NGram(5, min_match=1)], ids=["plain", "ngram"])
+def test_after_the_start_nothing_is_captured_for_greedy_requests_or_any_temperature(drafter: Any) -> None:
+    llm = captured_llm(drafter)
+    counted = list(llm.engine.warm_up())
+    known = keys_of(llm)
+    assert counted == [(number, len(known)) for number in range(len(known))]
+    for params in (GREEDY, WARM, HOT, [GREEDY, WARM, HOT], dataclasses.replace(GREEDY, top_k=5, top_p=0.5, min_p=0.1)):
+        assert tokens(llm, params) == tokens(tiny_llm(), params)
+    assert keys_of(llm) == known
+    tokens(llm, NARROW)
+    assert keys_of(llm) > known, "what is unusual is captured when it is first needed"
+
+
+def test_whoever_comes_first_a_captured_round_serves_every_temperature_and_greed() -> None:
+    asked = [GREEDY, HOT, WARM, GREEDY, [HOT, GREEDY, WARM]]
+    wanted = [tokens(tiny_llm(), params) for params in asked]
+    for order in ([0, 1, 2, 3, 4], [1, 2, 0, 4, 3], [4, 2, 3, 1, 0]):
+        llm = captured_llm(NGram(3, min_match=1))
+        for number in order:
+            assert tokens(llm, asked[number]) == wanted[number]
+        assert len({key.kind for key in keys_of(llm)}) == 2
+
+
+def test_all_usual_top_k_share_their_rounds() -> None:
+    llm, asked = captured_llm(), [dataclasses.replace(WARM, top_k=count) for count in (2, 5, 20)]
+    tokens(llm, asked[2])
+    known = keys_of(llm)
+    assert [tokens(llm, params) for params in asked] == [tokens(tiny_llm(), params) for params in asked]
+    assert keys_of(llm) == known
+
+
+def test_where_a_rule_does_not_take_the_samplers_own_tokens_greedy_rounds_alone_are_captured_at_the_start() -> None:
+    llm = captured_llm(acceptance="rejection")
+    list(llm.engine.warm_up())
+    assert {key.kind.greedy for key in keys_of(llm)} == {True}
+    assert tokens(llm, GREEDY) == tokens(tiny_llm(), GREEDY)
