@@ -123,10 +123,9 @@ def measure(heads: Heads, sequences: list[Rows]) -> dict[str, Any]:
     num_bytes = sum(rows.reach for rows in sequences) * values * 2
     caches = make_caches(layout, heads, int(max(1, min(LAYERS, MOST_BYTES // num_bytes))))
     q = torch.randn(len(layout.slots), heads.num_heads * heads.head_dim, device="cuda", dtype=torch.bfloat16)
-    tiles = tiles_of(layout.spans, q.device, heads.num_kv_heads)
+    tiles = tiles_of(layout.spans, q.device)
     figures: dict[str, Any] = {
         "microseconds": timed(lambda layer: attend(q, caches[layer % len(caches)], layout, tiles, look)),
-        "splits": [some.splits for some in tiles],
         "read_microseconds": num_bytes / BANDWIDTH * 1e6,
     }
     figures["gigabytes_per_second"] = num_bytes / figures["microseconds"] / 1e3
@@ -143,7 +142,7 @@ def measure(heads: Heads, sequences: list[Rows]) -> dict[str, Any]:
 
 def one_tile(layout: Layout, row: int, rows: int, splits: int) -> list[Tiles]:
     first, count = torch.tensor([[row], [rows]], device="cuda")
-    return [Tiles(first, count, rows, splits, chunks_of(max(span.reach for span in layout.spans)))]
+    return [Tiles(first, count, rows, chunks_of(max(span.reach for span in layout.spans)), splits)]
 
 
 def check(heads: Heads) -> dict[str, Any]:
@@ -196,7 +195,7 @@ def show(name: str, case: str, figures: dict[str, Any]) -> None:
     told = f"{name:9} {case:26} {figures['microseconds']:8.1f} us  read {figures['read_microseconds']:7.1f} us"
     if "torch_microseconds" in figures:
         told += f"  torch {figures['torch_microseconds']:.1f} us  {figures['teraflops']:.0f} TFLOP/s"
-    print(told, "  splits", *figures["splits"], flush=True)
+    print(told, flush=True)
 
 
 def run(output: Path, *others: str) -> None:
@@ -235,12 +234,12 @@ def sweep() -> dict[str, Any]:
                 figures = found[f"{block}/{chunk} {name} {case}"] = measure(heads, CASES[case])
                 show(f"{block}/{chunk}", f"{name} {case}", figures)
     attention.BLOCK, attention.CHUNK = usual
-    attention.MOST_PAIRS = 64
+    usual_prompt, attention.PROMPT = attention.PROMPT, (64, 4, 3)
     for name, heads in SHAPES.items():
         for case in ("prefill, 512 rows", "prefill, 2048 rows"):
             figures = found[f"64 pairs {name} {case}"] = measure(heads, CASES[case])
             show("64 pairs", f"{name} {case}", figures)
-    attention.MOST_PAIRS = 128
+    attention.PROMPT = usual_prompt
     return found
 
 

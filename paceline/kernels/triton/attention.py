@@ -18,14 +18,15 @@ from paceline.kernels.triton.interpreter import mend
 
 mend()
 
-# They are part of the arithmetic: a row's bits depend on them, on no other size here.
-BLOCK, CHUNK = 64, 256
+# They are part of the arithmetic: a row's bits depend on them, on no other size here. All are positions: chunks are of
+# CHUNK below EDGE, of FAR_CHUNK behind it.
+BLOCK, CHUNK, EDGE, FAR_CHUNK = 64, 256, 4096, 1024
 
-PROGRAMS = 264  # two for each multiprocessor of an H200: fewer leave it idle
-MOST_PAIRS = 128  # (row, head) pairs of a program, where the registers hold so many
+WARPS = 132 * 8  # that an H200 has room for, as many registers as these programs take
+PROMPT = 128, 8, 4  # of a program with many rows of narrow heads: (row, head) pairs, warps, stages
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
-AHEAD = 4  # chunks whose partial results are read at once
+AHEAD = 64  # values a thread reads at once where chunks are merged
 LOG2E = math.log2(math.e)
 
 
@@ -46,21 +47,21 @@ class Tiles:
     first: Tensor  # [G] int64 a tile's first row
     count: Tensor  # [G] int64 its rows; 0: nothing to do
     rows: int  # no tile has more
-    splits: int  # programs that share the chunks of a tile: more than one where few tiles must fill the chip
     chunks: int  # no row's positions go further than so many chunks: the size of what the programs leave one another
+    splits: int | None = None  # programs that share the chunks of a tile; None: as few as fill the chip
 
 
 class FixedTiles:
     """Tiles of fixed number for a graph: of short spans (at most `rows` rows a tile) and of long ones (prompt chunks).
 
-    They have nothing to do until `send`, and their chunks are not shared until `splits` says so; see `splits_of`.
+    They have nothing to do until `send`.
     """
 
     def __init__(self, short: int, long: int, rows: int, reach: int, device: torch.device) -> None:
         self._numbers = torch.zeros(2, short + long, dtype=torch.int64, device=device)
         first, count = self._numbers
-        self.short = Tiles(first[:short], count[:short], rows, 1, chunks_of(reach))
-        self.long = Tiles(first[short:], count[short:], LONG, 1, chunks_of(reach))
+        self.short = Tiles(first[:short], count[:short], rows, chunks_of(reach))
+        self.long = Tiles(first[short:], count[short:], LONG, chunks_of(reach))
 
     def send(self, spans: Sequence[Span]) -> None:
         """Be the tiles of the host's spans; whatever is left over has nothing to do."""
@@ -76,16 +77,13 @@ class FixedTiles:
         self._numbers.copy_(numbers, non_blocking=True)
 
 
-def tiles_of(spans: Sequence[Span], device: torch.device, kv_heads: int) -> list[Tiles]:
+def tiles_of(spans: Sequence[Span], device: torch.device) -> list[Tiles]:
     """The host's spans as tiles, sent at once: short spans as they are, long ones cut."""
     rows = max((span.num_rows for span in spans if 0 < span.num_rows < LONG), default=1)
     short, long = _cut(spans, rows)
     fixed = FixedTiles(len(short), len(long), rows, max((span.reach for span in spans), default=0), device)
     fixed.send(spans)
-    made = [tiles for tiles in (fixed.short, fixed.long) if len(tiles.first)]
-    for tiles in made:
-        tiles.splits = splits_of(len(tiles.first), kv_heads, tiles.chunks)
-    return made
+    return [tiles for tiles in (fixed.short, fixed.long) if len(tiles.first)]
 
 
 def _cut(spans: Sequence[Span], rows: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -101,12 +99,16 @@ def _cut(spans: Sequence[Span], rows: int) -> tuple[list[tuple[int, int]], list[
 
 def chunks_of(reach: int) -> int:
     """How many chunks so many positions are cut into."""
-    return max(1, -(-reach // CHUNK))
+    return max(1, -(-min(reach, EDGE) // CHUNK) + -(-max(reach - EDGE, 0) // FAR_CHUNK))
 
 
-def splits_of(num_tiles: int, kv_heads: int, chunks: int) -> int:
-    """Programs a tile's chunks are shared by, so that few tiles fill the chip too."""
-    return max(1, min(chunks, -(-PROGRAMS // max(1, num_tiles * kv_heads))))
+def splits_of(tiles: Tiles, programs: int, num_warps: int) -> int:
+    """How many times so many programs there are, so that few fill the chip too. More at once than it has room for would
+    run one behind another, and all that chunks come to goes through memory."""
+    if programs > MOST_SHARED:
+        return 1
+    splits = WARPS // num_warps // max(1, programs) if tiles.splits is None else tiles.splits
+    return max(1, min(tiles.chunks, splits))
 
 
 def attend(
@@ -135,10 +137,9 @@ def _launch(
     keys, values = layer[0], layer[-1]
     kv_heads = shape["HEADS"] // shape["GROUP"]
     m, options = _config(tiles, shape, seen["TREE"], q.dtype == torch.float32)
-    subs = -(-tiles.rows * shape["GROUP"] // m)
-    chunks, splits = tiles.chunks, min(tiles.splits, tiles.chunks)
-    if len(tiles.first) * subs * kv_heads > MOST_SHARED:
-        splits = 1
+    pairs, chunks = tiles.rows * shape["GROUP"], tiles.chunks
+    subs, few = -(-pairs // m), min(m, 1 << (pairs - 1).bit_length())
+    splits = splits_of(tiles, len(tiles.first) * subs * kv_heads, options["num_warps"])
     partial = stats = arrivals = out  # where nothing is left for another program
     if splits > 1:
         size, arrivals = q.shape[0] * shape["HEADS"] * chunks, _arrivals(q.device)
@@ -150,7 +151,9 @@ def _launch(
         q_stride=q.stride(0), k_stride=keys.stride(0), k_head=keys.stride(1),
         v_stride=values.stride(0), v_head=values.stride(1),
         subs=subs, splits=splits, chunks=chunks,
-        M=m, BLOCK=BLOCK, CHUNK=CHUNK, AHEAD=AHEAD, SPLIT=splits > 1, PDL=PDL,
+        BLOCK=BLOCK, PER=CHUNK // BLOCK, EDGE=EDGE // BLOCK, FAR=FAR_CHUNK // BLOCK, M=m, FEW=few,
+        AHEAD=max(2, min(32, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
+        SPLIT=splits > 1, PDL=PDL,
         **seen, **shape, **options,
     )  # fmt: skip
 
@@ -225,5 +228,8 @@ def _config(tiles: Tiles, shape: dict[str, Any], tree: bool, wide_dtype: bool) -
     # A tree's rows are looked at one after another, so a program has few; long tiles are a prompt's, without nodes.
     # What a wide head comes to fills the registers, and float32 is multiplied without tensor cores.
     few = wide > 256 or wide_dtype or (tree and tiles.rows < LONG)
-    m = min(16 if few else 64 if wide > 128 else MOST_PAIRS, _padded(tiles.rows * shape["GROUP"]))
-    return m, launching(8 if m == 128 or wide > 128 else 4, 2 if m == 128 or wide > 128 else 3)
+    most, num_warps, num_stages = PROMPT
+    m = min(16 if few else 64 if wide > 128 else most, _padded(tiles.rows * shape["GROUP"]))
+    if wide > 128:
+        return m, launching(8, 2)
+    return m, launching(num_warps, num_stages) if m == most else launching(4, 3)

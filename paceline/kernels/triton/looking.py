@@ -1,10 +1,11 @@
 """Attention's device code. One arithmetic for every row, whatever is computed with it:
 
-Positions are cut into blocks, and blocks into chunks, at absolute positions. A chunk begins afresh (m = -inf, total and
-acc 0); its blocks follow in ascending order: m is the largest score so far, p = 2^(score - m) rounded to the queries'
-dtype, total and acc are chained products of p with ones and with the values, scaled by 2^(old m - m) before each block.
-Chunks are merged in ascending order (`merge`), by whichever program comes last where several share them. Sums are left
-to `tl.dot`, which chains over k in ascending order in tiles of every size: `tl.sum` follows the tile's layout.
+Positions are cut into blocks, and blocks into chunks, at absolute positions: small chunks below an edge, so that short
+texts fill the chip, larger ones behind it, so that long texts are not mostly merging. A chunk begins afresh (m = -inf,
+total and acc 0); its blocks follow in ascending order: m is the largest score so far, p = 2^(score - m) rounded to the
+queries' dtype, total and acc are chained products of p with ones and with the values, scaled by 2^(old m - m) before
+each block. Chunks are merged in ascending order (`merge`), by whichever program comes last where several share them.
+Sums are left to `tl.dot`, which chains over k in ascending order in tiles of every size: `tl.sum` follows the layout.
 Multiply-adds are written out (`tl.fma`), so that no compiler fuses them here and not there. A position that a row does
 not see adds an exact zero.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from paceline.kernels.triton.chunks import chunks_below, first_block, items, nth
 from paceline.kernels.triton.device import begin
 
 COLUMNS = tl.constexpr(16)  # of ones: the narrowest product; all columns hold the same sum
@@ -69,14 +71,6 @@ def place(table, line, ok, lo, hi, PAGE: tl.constexpr):
 
 
 @triton.jit
-def items(end, chunk0, splits, PER: tl.constexpr):
-    """How many blocks below `end` a program has that does the chunks chunk0, chunk0 + splits, …"""
-    behind = tl.maximum(end // PER - chunk0, 0)
-    whole = (behind + splits - 1) // splits * PER
-    return whole + tl.where((end // PER >= chunk0) & (behind % splits == 0), end % PER, 0)
-
-
-@triton.jit
 def leave(partial, stats, head_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.constexpr):
     """What a chunk came to, for `gather`."""
     d = tl.arange(0, acc.shape[1])
@@ -85,6 +79,20 @@ def leave(partial, stats, head_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.con
     tl.store(stats + at * 2, m, mask=keep)
     tl.store(stats + at * 2 + 1, tl.max(sums, 1), mask=keep)
     tl.store(partial + at[:, None] * WIDE + d[None, :], acc, mask=keep[:, None] & (d < WIDE)[None, :])
+
+
+@triton.jit
+def turn(
+    partial, stats, head_at, chunk, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
+    WIDE: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """A chunk is complete: leave it or merge it, and begin afresh."""
+    if SPLIT:
+        leave(partial, stats, head_at, chunk, chunks, ok, m, sums, acc, WIDE)
+    else:
+        seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
+    m = tl.full(m.shape, float("-inf"), tl.float32)
+    return m, tl.zeros(sums.shape, tl.float32), tl.zeros(acc.shape, tl.float32), seen_m, seen_total, seen
 
 
 @triton.jit
@@ -109,12 +117,12 @@ def write(out_at, at, ok, total, acc, WIDE: tl.constexpr):
 @triton.jit
 def gather(
     out_at, partial, stats, at, chunk, end, chunks, ok,
-    M: tl.constexpr, WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, AHEAD: tl.constexpr,
+    WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Merge what all chunks came to, AHEAD of them read at once: the last program of a tile does it."""
     d = tl.arange(0, WIDE_PAD)
-    m, total = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)
-    acc = tl.zeros((M, WIDE_PAD), tl.float32)
+    m, total = tl.full(at.shape, float("-inf"), tl.float32), tl.zeros(at.shape, tl.float32)
+    acc = tl.zeros((at.shape[0], WIDE_PAD), tl.float32)
     end = tl.minimum(end, chunks)
     for some in range(chunk, end, AHEAD):
         for i in tl.static_range(AHEAD):  # behind the end a chunk that nobody sees: it changes nothing
@@ -163,7 +171,8 @@ def look(
     factor, inner, subs, splits, chunks,
     HEADS: tl.constexpr, GROUP: tl.constexpr, MAIN_AT: tl.constexpr, MAIN: tl.constexpr, TAIL_AT: tl.constexpr,
     TAIL: tl.constexpr, WIDE: tl.constexpr, MAIN_PAD: tl.constexpr, TAIL_PAD: tl.constexpr, WIDE_PAD: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, M: tl.constexpr, AHEAD: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr, EDGE: tl.constexpr, FAR: tl.constexpr,
+    M: tl.constexpr, FEW: tl.constexpr, AHEAD: tl.constexpr,
     END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREE: tl.constexpr,
     SPLIT: tl.constexpr, LATENT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -179,6 +188,7 @@ def look(
     ok = row < count
     t = first + row
     of = head * GROUP + pair % GROUP  # the query head
+    at = t * HEADS + of
     lowest, last = bounds(ends, firsts, t, ok, END, FIRST, WINDOW)
     hi = tl.maximum(tl.max(last), -1)
     lo = tl.minimum(tl.min(tl.where(ok, lowest, NOWHERE)), tl.maximum(hi, 0))  # of a tile that sees nothing too
@@ -204,15 +214,17 @@ def look(
     m, seen_m = tl.full((M,), float("-inf"), tl.float32), tl.full((M,), float("-inf"), tl.float32)
     sums, seen_total = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M,), tl.float32)
     acc, seen = tl.zeros((M, WIDE_PAD), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
-    PER: tl.constexpr = CHUNK // BLOCK
-    # This program's blocks, chunk by chunk, are items 0, 1, …: those that are shared come first.
-    chunk0 = lo // CHUNK
-    chunk0 += (split + splits - chunk0 % splits) % splits
-    skipped = tl.maximum(lo // BLOCK - chunk0 * PER, 0)
-    num_shared, num_items = items(shared, chunk0, splits, PER), items(end, chunk0, splits, PER)
-    rows = place(table, (chunk0 * PER + skipped) * BLOCK + n, skipped < num_shared, lo, hi, PAGE)
+    # This program's blocks are items; those that are shared come first.
+    lowest_chunk = chunks_below(lo // BLOCK + 1, PER, EDGE, FAR) - 1
+    chunk0 = lowest_chunk + (split + splits - lowest_chunk % splits) % splits
+    far0 = chunk0 + (tl.maximum(EDGE // PER - chunk0, 0) + splits - 1) // splits * splits
+    skipped = tl.maximum(lo // BLOCK - first_block(chunk0, PER, EDGE, FAR), 0)
+    num_shared = items(shared, chunk0, far0, splits, PER, EDGE, FAR)
+    num_items = items(end, chunk0, far0, splits, PER, EDGE, FAR)
+    block, _, _ = nth(skipped, chunk0, far0, splits, PER, EDGE, FAR)
+    rows = place(table, block * BLOCK + n, skipped < num_shared, lo, hi, PAGE)
     for item in range(skipped, num_shared):
-        block = (chunk0 + item // PER * splits) * PER + item % PER
+        block, chunk, inside = nth(item, chunk0, far0, splits, PER, EDGE, FAR)
         p_at = block * BLOCK + n
         there = (p_at >= lo) & (p_at <= hi)
         k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
@@ -222,18 +234,15 @@ def look(
         else:
             v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
         # Read one block ahead, so that keys and values wait for no page.
-        follower = (chunk0 + (item + 1) // PER * splits) * PER + (item + 1) % PER
+        follower, _, _ = nth(item + 1, chunk0, far0, splits, PER, EDGE, FAR)
         rows = place(table, follower * BLOCK + n, item + 1 < num_shared, lo, hi, PAGE)
         s = bend(s, inner, CAPPED)
         if (block * BLOCK < inner_lo) | (block * BLOCK + BLOCK - 1 > inner_hi):
             s = tl.where((p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
-        if (item % PER == 0) & (item > 0):
-            if SPLIT:
-                leave(partial, stats, t * HEADS + of, block // PER - splits, chunks, ok, m, sums, acc, WIDE)
-            else:
-                seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
-            m = tl.full((M,), float("-inf"), tl.float32)
-            sums, acc = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
+        if (inside == 0) & (item > 0):
+            m, sums, acc, seen_m, seen_total, seen = turn(
+                partial, stats, at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen, WIDE, SPLIT
+            )
         p, m, alpha = soften(s, m, factor)
         p = p.to(q.dtype)
         sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
@@ -242,15 +251,12 @@ def look(
         # Every row has keys of its own: the product of all rows with them, of which only that row's is kept.
         row_begin, row_end = sub * M // GROUP, tl.minimum((sub * M + M - 1) // GROUP + 1, count)
         for item in range(tl.maximum(skipped, num_shared), num_items):
-            block = (chunk0 + item // PER * splits) * PER + item % PER
+            block, chunk, inside = nth(item, chunk0, far0, splits, PER, EDGE, FAR)
             p_at = block * BLOCK + n
-            if (item % PER == 0) & (item > 0):
-                if SPLIT:
-                    leave(partial, stats, t * HEADS + of, block // PER - splits, chunks, ok, m, sums, acc, WIDE)
-                else:
-                    seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
-                m = tl.full((M,), float("-inf"), tl.float32)
-                sums, acc = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
+            if (inside == 0) & (item > 0):
+                m, sums, acc, seen_m, seen_total, seen = turn(
+                    partial, stats, at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen, WIDE, SPLIT
+                )
             s = tl.full((M, BLOCK), float("-inf"), tl.float32)
             for r in range(row_begin, row_end):
                 rows, there = own_rows(
@@ -274,16 +280,21 @@ def look(
                     v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
                 own = tl.dot(p, v.to(q.dtype), acc, input_precision="ieee")
                 acc = tl.where((row == r)[:, None], own, acc)
-    at = t * HEADS + of
     if SPLIT:
         if skipped < num_items:
-            chunk = chunk0 + (num_items - 1) // PER * splits
+            block, chunk, inside = nth(num_items - 1, chunk0, far0, splits, PER, EDGE, FAR)
             leave(partial, stats, at, chunk, chunks, ok, m, sums, acc, WIDE)
         tl.debug_barrier()  # all threads have left theirs before one of them says so
         arrival = arrivals + tl.program_id(0) * tl.num_programs(1) + head
         if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == splits - 1:
             tl.store(arrival, 0)
-            gather(out_at, partial, stats, at, lo // CHUNK, (hi + CHUNK) // CHUNK, chunks, ok, M, WIDE, WIDE_PAD, AHEAD)
+            few = sub * M + tl.arange(0, FEW)  # no more pairs are there
+            few_at = (first + few // GROUP) * HEADS + head * GROUP + few % GROUP
+            end_chunk = chunks_below(end, PER, EDGE, FAR)
+            gather(
+                out_at, partial, stats, few_at, lowest_chunk, end_chunk, chunks, few < count * GROUP,
+                WIDE, WIDE_PAD, AHEAD,
+            )  # fmt: skip
     else:
         seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
         write(out_at, at, ok, seen_total, seen, WIDE)

@@ -29,7 +29,9 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(module, "BLOCK", 16)
     monkeypatch.setattr(module, "CHUNK", 32)
-    monkeypatch.setattr(module, "AHEAD", 2)
+    monkeypatch.setattr(module, "EDGE", 64)
+    monkeypatch.setattr(module, "FAR_CHUNK", 48)
+    monkeypatch.setattr(module, "AHEAD", 1)
     return module
 
 
@@ -40,7 +42,7 @@ def tiles(module: Any, layout: Layout, rows: int = 7, splits: int = 1) -> Any:
     ]
     first, count = torch.tensor([*cuts, (0, 0)], device=layout.positions.device).t().contiguous()
     reach = max(span.reach for span in layout.spans)
-    return [module.Tiles(first, count, rows, splits, module.chunks_of(reach))]
+    return [module.Tiles(first, count, rows, module.chunks_of(reach), splits)]
 
 
 def looked(module: Any, layout: Layout, heads: Heads, dtype: torch.dtype = torch.float32, **rest: Any) -> None:
@@ -226,12 +228,21 @@ def test_spans_become_tiles_and_long_ones_are_cut(device: torch.device) -> None:
     from paceline.kernels.triton.attention import tiles_of
 
     spans = [Span(0, 300, 2000), Span(300, 1, 70), Span(301, 8, 500), Span(309, 0, 0)]
-    short, long = tiles_of(spans, device, kv_heads=8)
+    short, long = tiles_of(spans, device)
     assert (short.first.tolist(), short.count.tolist(), short.rows) == ([300, 301], [1, 8], 8)
     assert (long.first.tolist(), long.count.tolist(), long.rows) == ([256, 128, 0], [44, 128, 128], 128)
     assert short.chunks == long.chunks == 8
-    assert short.splits == 8 and tiles_of([Span(0, 1, 70)] * 64, device, 8)[0].splits == 1
-    assert tiles_of([], device, 8) == []
+    assert tiles_of([], device) == []
+
+
+@pytest.mark.parametrize("programs, warps, splits", [(8, 4, 33), (8, 8, 16), (100, 4, 2), (512, 8, 1), (0, 4, 44)])
+def test_chunks_are_shared_by_as_many_programs_as_run_at_once(programs: int, warps: int, splits: int) -> None:
+    from paceline.kernels.triton.attention import Tiles, chunks_of, splits_of
+
+    nothing = torch.zeros(0)
+    assert splits_of(Tiles(nothing, nothing, 1, chunks_of(32768)), programs, warps) == splits
+    assert splits_of(Tiles(nothing, nothing, 1, chunks_of(70)), programs, warps) == 1
+    assert splits_of(Tiles(nothing, nothing, 1, chunks_of(32768), 7), programs, warps) == 7
 
 
 def test_a_graphs_tiles_take_other_spans_and_refuse_more_than_they_have_room_for(device: torch.device) -> None:
