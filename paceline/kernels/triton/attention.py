@@ -153,7 +153,7 @@ def _launch(
         subs=subs, splits=splits, chunks=chunks,
         BLOCK=BLOCK, PER=CHUNK // BLOCK, EDGE=EDGE // BLOCK, FAR=FAR_CHUNK // BLOCK, M=m, FEW=few,
         AHEAD=max(2, min(32, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
-        SPLIT=splits > 1, PDL=PDL,
+        SPLIT=splits > 1, SMALL=all(len(part) * part.stride(0) < 1 << 31 for part in layer), PDL=PDL,
         **seen, **shape, **options,
     )  # fmt: skip
 

@@ -49,25 +49,34 @@ def soften(s, m, factor):
 
 @triton.jit
 def fetch(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """[rows, PADDED] of a cache part, zeros where not ok and behind WIDTH: 0 · NaN is NaN."""
+    """[rows, PADDED] of a cache part, zeros where not ok (None: all are) and behind WIDTH: 0 · NaN is NaN."""
     d = tl.arange(0, PADDED)
-    mask = ok[:, None]
-    if WIDTH != PADDED:
-        mask = mask & (d < WIDTH)[None, :]
-    return tl.load(base + rows[:, None] * stride + d[None, :], mask=mask, other=0.0)
+    pointers = base + (rows[:, None] * stride + d[None, :])
+    if ok is None:
+        if WIDTH == PADDED:
+            values = tl.load(pointers)
+        else:
+            values = tl.load(pointers, mask=(d < WIDTH)[None, :], other=0.0)
+    else:
+        values = tl.load(pointers, mask=ok[:, None] & (d < WIDTH)[None, :], other=0.0)
+    return values
 
 
 @triton.jit
-def find(table, line, ok, PAGE: tl.constexpr):
-    """Lines of one sequence → rows of the cache."""
-    page = tl.load(table + line // PAGE, mask=ok, other=0)
-    return page * PAGE + line % PAGE
+def find(table, line, ok, PAGE: tl.constexpr, SMALL: tl.constexpr):
+    """Lines of one sequence, none below 0 → rows of the cache; SMALL: no value of a head is further off than 2^31."""
+    line = line.to(tl.uint32)  # divided by a shift
+    page = tl.load(table + line // PAGE, mask=ok)
+    if SMALL:
+        page = page.to(tl.int32)
+    return page * PAGE + (line % PAGE).to(tl.int32)
 
 
 @triton.jit
-def place(table, line, ok, lo, hi, PAGE: tl.constexpr):
-    """The same for lines that all rows share, of which lo … hi are there."""
-    return find(table, line, ok & (line >= lo) & (line <= hi), PAGE)
+def place(table, line, lo, hi, PAGE: tl.constexpr, SMALL: tl.constexpr):
+    """The same for lines that all rows share. Outside of lo … hi they are the nearest within: nothing hides a copy then,
+    and scores are hidden anyway."""
+    return find(table, tl.maximum(tl.minimum(line, hi), lo), None, PAGE, SMALL)
 
 
 @triton.jit
@@ -151,7 +160,7 @@ def bounds(ends, firsts, t, ok, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: 
 @triton.jit
 def own_rows(
     ends, firsts, bases, path, table, t, p_at, depth, path_stride,
-    PAGE: tl.constexpr, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
+    PAGE: tl.constexpr, SMALL: tl.constexpr, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Where row t finds positions p_at [BLOCK], and which of them it sees: its ancestors have places of their own."""
     lowest, last = bounds(ends, firsts, t, True, END, FIRST, WINDOW)
@@ -160,7 +169,7 @@ def own_rows(
     there = (p_at >= lowest) & (p_at <= last)
     node = tl.load(path + t * path_stride + d, mask=there & (d >= 0) & (d < depth), other=-1).to(tl.int32)
     there = there & ((d < 0) | (node >= 0))
-    return find(table, tl.where(d < 0, p_at, base + node), there, PAGE), there
+    return find(table, tl.where(d < 0, p_at, base + node), there, PAGE, SMALL), there
 
 
 @triton.jit(do_not_specialize=["subs", "splits", "chunks", "depth", "path_stride", "table_stride"])
@@ -174,7 +183,7 @@ def look(
     PAGE: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr, EDGE: tl.constexpr, FAR: tl.constexpr,
     M: tl.constexpr, FEW: tl.constexpr, AHEAD: tl.constexpr,
     END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREE: tl.constexpr,
-    SPLIT: tl.constexpr, LATENT: tl.constexpr, PDL: tl.constexpr,
+    SPLIT: tl.constexpr, LATENT: tl.constexpr, SMALL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program: M neighbours among a tile's (row, query head) pairs of one kv head, against a share of the chunks."""
     begin(PDL)
@@ -222,20 +231,19 @@ def look(
     num_shared = items(shared, chunk0, far0, splits, PER, EDGE, FAR)
     num_items = items(end, chunk0, far0, splits, PER, EDGE, FAR)
     block, _, _ = nth(skipped, chunk0, far0, splits, PER, EDGE, FAR)
-    rows = place(table, block * BLOCK + n, skipped < num_shared, lo, hi, PAGE)
+    rows = place(table, block * BLOCK + n, lo, hi, PAGE, SMALL)
     for item in range(skipped, num_shared):
         block, chunk, inside = nth(item, chunk0, far0, splits, PER, EDGE, FAR)
         p_at = block * BLOCK + n
-        there = (p_at >= lo) & (p_at <= hi)
-        k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
-        s = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD)
+        k = fetch(k_at + MAIN_AT, rows, k_stride, None, MAIN, MAIN_PAD)
+        s = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, None, TAIL, TAIL_PAD)
         if LATENT:
             v = k
         else:
-            v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
+            v = fetch(v_at, rows, v_stride, None, WIDE, WIDE_PAD)
         # Read one block ahead, so that keys and values wait for no page.
         follower, _, _ = nth(item + 1, chunk0, far0, splits, PER, EDGE, FAR)
-        rows = place(table, follower * BLOCK + n, item + 1 < num_shared, lo, hi, PAGE)
+        rows = place(table, follower * BLOCK + n, lo, hi, PAGE, SMALL)
         s = bend(s, inner, CAPPED)
         if (block * BLOCK < inner_lo) | (block * BLOCK + BLOCK - 1 > inner_hi):
             s = tl.where((p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
@@ -260,8 +268,9 @@ def look(
             s = tl.full((M, BLOCK), float("-inf"), tl.float32)
             for r in range(row_begin, row_end):
                 rows, there = own_rows(
-                    ends, firsts, bases, path, table, first + r, p_at, depth, path_stride, PAGE, END, FIRST, WINDOW
-                )
+                    ends, firsts, bases, path, table, first + r, p_at, depth, path_stride,
+                    PAGE, SMALL, END, FIRST, WINDOW,
+                )  # fmt: skip
                 k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
                 own = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD)
                 own = bend(own, inner, CAPPED)
@@ -272,8 +281,9 @@ def look(
             acc = acc * alpha[:, None]
             for r in range(row_begin, row_end):
                 rows, there = own_rows(
-                    ends, firsts, bases, path, table, first + r, p_at, depth, path_stride, PAGE, END, FIRST, WINDOW
-                )
+                    ends, firsts, bases, path, table, first + r, p_at, depth, path_stride,
+                    PAGE, SMALL, END, FIRST, WINDOW,
+                )  # fmt: skip
                 if LATENT:
                     v = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
                 else:
