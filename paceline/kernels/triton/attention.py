@@ -18,12 +18,18 @@ from paceline.kernels.triton.interpreter import mend
 
 mend()
 
-# They are part of the arithmetic: a row's bits depend on them, on no other size here. All are positions: chunks are of
-# CHUNK below EDGE, of FAR_CHUNK behind it.
-BLOCK, CHUNK, EDGE, FAR_CHUNK = 64, 256, 4096, 1024
+# They are part of the arithmetic: a row's bits depend on them, on no other size here. All are positions: blocks are of
+# WIDE_BLOCK where one has more than NARROW bytes of a head, chunks of CHUNK below EDGE and of FAR_CHUNK behind it.
+BLOCK, WIDE_BLOCK, CHUNK, EDGE, FAR_CHUNK = 64, 32, 256, 4096, 1024
+NARROW = 512  # bytes: keys and values of 128 halves
 
 WARPS = 132 * 8  # that an H200 has room for, as many registers as these programs take
-PROMPT = 128, 8, 4  # of a program with many rows of narrow heads: (row, head) pairs, warps, stages
+ROOM = 224 << 10  # bytes of a multiprocessor's memory for queries and blocks
+# How programs are compiled, which changes no bit: those with as many (row, head) pairs as a prompt's, and all others.
+# Stages are at most so many, as far as there is room: with two, every block is waited for in full.
+PROMPT = {"pairs": 128, "num_warps": 8, "num_stages": 4}
+OTHERS = {"num_warps": 4, "num_stages": 3}
+WIDE = {"num_warps": 8, "num_stages": 4}
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
 AHEAD = 64  # values a thread reads at once where chunks are merged
@@ -49,6 +55,7 @@ class Tiles:
     rows: int  # no tile has more
     chunks: int  # no row's positions go further than so many chunks: the size of what the programs leave one another
     splits: int | None = None  # programs that share the chunks of a tile; None: as few as fill the chip
+    long: bool = False  # of prompt chunks: hardly any row is a node
 
 
 class FixedTiles:
@@ -61,7 +68,7 @@ class FixedTiles:
         self._numbers = torch.zeros(2, short + long, dtype=torch.int64, device=device)
         first, count = self._numbers
         self.short = Tiles(first[:short], count[:short], rows, chunks_of(reach))
-        self.long = Tiles(first[short:], count[short:], LONG, chunks_of(reach))
+        self.long = Tiles(first[short:], count[short:], LONG, chunks_of(reach), long=True)
 
     def send(self, spans: Sequence[Span]) -> None:
         """Be the tiles of the host's spans; whatever is left over has nothing to do."""
@@ -136,7 +143,7 @@ def _launch(
 ) -> None:
     keys, values = layer[0], layer[-1]
     kv_heads = shape["HEADS"] // shape["GROUP"]
-    m, options = _config(tiles, shape, seen["TREE"], q.dtype == torch.float32)
+    m, block, options = _config(tiles, shape, seen["TREE"], q.element_size())
     pairs, chunks = tiles.rows * shape["GROUP"], tiles.chunks
     subs, few = -(-pairs // m), min(m, 1 << (pairs - 1).bit_length())
     splits = splits_of(tiles, len(tiles.first) * subs * kv_heads, options["num_warps"])
@@ -151,7 +158,7 @@ def _launch(
         q_stride=q.stride(0), k_stride=keys.stride(0), k_head=keys.stride(1),
         v_stride=values.stride(0), v_head=values.stride(1),
         subs=subs, splits=splits, chunks=chunks,
-        BLOCK=BLOCK, PER=CHUNK // BLOCK, EDGE=EDGE // BLOCK, FAR=FAR_CHUNK // BLOCK, M=m, FEW=few,
+        BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=FAR_CHUNK // block, M=m, FEW=few,
         AHEAD=max(2, min(32, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
         SPLIT=splits > 1, SMALL=all(len(part) * part.stride(0) < 1 << 31 for part in layer), PDL=PDL,
         **seen, **shape, **options,
@@ -222,14 +229,17 @@ def _padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length() if width else 0)
 
 
-def _config(tiles: Tiles, shape: dict[str, Any], tree: bool, wide_dtype: bool) -> tuple[int, dict[str, Any]]:
-    """How many (row, head) pairs a program has, and how it is compiled. Bits do not depend on it."""
-    wide = max(shape["WIDE_PAD"], shape["MAIN_PAD"]) * (2 if wide_dtype else 1)
-    # A tree's rows are looked at one after another, so a program has few; long tiles are a prompt's, without nodes.
-    # What a wide head comes to fills the registers, and float32 is multiplied without tensor cores.
-    few = wide > 256 or wide_dtype or (tree and tiles.rows < LONG)
-    most, num_warps, num_stages = PROMPT
-    m = min(16 if few else 64 if wide > 128 else most, _padded(tiles.rows * shape["GROUP"]))
-    if wide > 128:
-        return m, launching(8, 2)
-    return m, launching(num_warps, num_stages) if m == most else launching(4, 3)
+def _config(tiles: Tiles, shape: dict[str, Any], tree: bool, size: int) -> tuple[int, int, dict[str, Any]]:
+    """The (row, head) pairs of a program, the positions of a block, how it is compiled; size: bytes of a value."""
+    wide = max(shape["WIDE_PAD"], shape["MAIN_PAD"]) * size // 2
+    # A tree's rows are looked at one after another, so a program has few. What a wide head comes to fills the
+    # registers, and float32 is multiplied without tensor cores.
+    few = wide > 256 or size > 2 or (tree and not tiles.long)
+    most = PROMPT["pairs"] if wide <= 128 else 64
+    m = min(16 if few else most, _padded(tiles.rows * shape["GROUP"]))
+    way = PROMPT if m == most and wide <= 128 else OTHERS if wide <= 128 else WIDE
+    keys = shape["MAIN_PAD"] + (shape["TAIL_PAD"] if shape["TAIL"] else 0)
+    position = (keys + (0 if shape["LATENT"] else shape["WIDE_PAD"])) * size  # bytes of one
+    block = BLOCK if position <= NARROW else WIDE_BLOCK
+    left = ROOM - m * (keys * size + shape["WIDE_PAD"] * 4)  # queries, and what a chunk came to on its way out
+    return m, block, launching(way["num_warps"], min(way["num_stages"], left // (block * position)))

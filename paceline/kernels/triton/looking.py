@@ -18,7 +18,7 @@ import triton.language as tl
 from paceline.kernels.triton.chunks import chunks_below, first_block, items, nth
 from paceline.kernels.triton.device import begin
 
-COLUMNS = tl.constexpr(16)  # of ones: the narrowest product; all columns hold the same sum
+COLUMNS = tl.constexpr(8)  # of ones, all of which hold the same sum: the narrowest product, and waits for no wider one
 NOWHERE = tl.constexpr(1 << 30)  # behind every position
 
 
@@ -74,8 +74,7 @@ def find(table, line, ok, PAGE: tl.constexpr, SMALL: tl.constexpr):
 
 @triton.jit
 def place(table, line, lo, hi, PAGE: tl.constexpr, SMALL: tl.constexpr):
-    """The same for lines that all rows share. Outside of lo … hi they are the nearest within: nothing hides a copy then,
-    and scores are hidden anyway."""
+    """The same for lines that all rows share; outside of lo … hi the nearest within, so that no copy needs a mask."""
     return find(table, tl.maximum(tl.minimum(line, hi), lo), None, PAGE, SMALL)
 
 

@@ -28,6 +28,7 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> Any:
     from paceline.kernels.triton import attention as module
 
     monkeypatch.setattr(module, "BLOCK", 16)
+    monkeypatch.setattr(module, "WIDE_BLOCK", 16)
     monkeypatch.setattr(module, "CHUNK", 32)
     monkeypatch.setattr(module, "EDGE", 64)
     monkeypatch.setattr(module, "FAR_CHUNK", 48)
