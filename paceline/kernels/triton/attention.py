@@ -33,6 +33,7 @@ WIDE = {"num_warps": 8, "num_stages": 4}
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
 AHEAD = 64  # values a thread reads at once where chunks are merged
+SMALL = 1 << 31  # values that 32 bits tell apart
 LOG2E = math.log2(math.e)
 
 
@@ -160,7 +161,7 @@ def _launch(
         subs=subs, splits=splits, chunks=chunks,
         BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=FAR_CHUNK // block, M=m, FEW=few,
         AHEAD=max(2, min(32, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
-        SPLIT=splits > 1, SMALL=all(len(part) * part.stride(0) < 1 << 31 for part in layer), PDL=PDL,
+        SPLIT=splits > 1, SMALL=all(len(part) * part.stride(0) < SMALL for part in layer), PDL=PDL,
         **seen, **shape, **options,
     )  # fmt: skip
 

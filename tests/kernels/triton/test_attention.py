@@ -190,6 +190,15 @@ def test_neither_tiles_nor_splits_change_a_bit(attention: Any, device: torch.dev
             assert torch.equal(same.attend(q, layout, rows, splits), wanted)
 
 
+def test_a_cache_of_any_size_is_read_the_same(
+    attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = Same(attention, device, torch.bfloat16)
+    wanted = same.attend(same.q, same.tree, 16, 2)
+    monkeypatch.setattr(attention, "SMALL", 0)  # larger than 32 bits reach
+    assert torch.equal(same.attend(same.q, same.tree, 16, 2), wanted)
+
+
 def test_padding_rows_look_at_nobodys_page_and_harm_none(attention: Any, device: torch.device) -> None:
     layout, heads = lay(TREES, device), ONE
     q, cache = fill(layout, heads, torch.float32, exact=False)
