@@ -63,19 +63,17 @@ def fetch(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
-def find(table, line, ok, PAGE: tl.constexpr, SMALL: tl.constexpr):
-    """Lines of one sequence, none below 0 → rows of the cache; SMALL: no value of a head is further off than 2^31."""
-    line = line.to(tl.uint32)  # divided by a shift
-    page = tl.load(table + line // PAGE, mask=ok)
+def row_of(page, line, PAGE: tl.constexpr, SMALL: tl.constexpr):
+    """A line's row of the cache, which is on that page; SMALL: no value of a head is further off than 2^31."""
     if SMALL:
         page = page.to(tl.int32)
     return page * PAGE + (line % PAGE).to(tl.int32)
 
 
 @triton.jit
-def place(table, line, lo, hi, PAGE: tl.constexpr, SMALL: tl.constexpr):
-    """The same for lines that all rows share; outside of lo … hi the nearest within, so that no copy needs a mask."""
-    return find(table, tl.maximum(tl.minimum(line, hi), lo), None, PAGE, SMALL)
+def within(line, lo, hi):
+    """Lines that all rows share; outside of lo … hi the nearest within, so that no copy needs a mask."""
+    return tl.maximum(tl.minimum(line, hi), lo).to(tl.uint32)  # divided by a shift
 
 
 @triton.jit
@@ -168,7 +166,8 @@ def own_rows(
     there = (p_at >= lowest) & (p_at <= last)
     node = tl.load(path + t * path_stride + d, mask=there & (d >= 0) & (d < depth), other=-1).to(tl.int32)
     there = there & ((d < 0) | (node >= 0))
-    return find(table, tl.where(d < 0, p_at, base + node), there, PAGE, SMALL), there
+    line = tl.where(d < 0, p_at, base + node).to(tl.uint32)
+    return row_of(tl.load(table + line // PAGE, mask=there), line, PAGE, SMALL), there
 
 
 @triton.jit(do_not_specialize=["subs", "splits", "chunks", "depth", "path_stride", "table_stride"])
@@ -230,19 +229,21 @@ def look(
     num_shared = items(shared, chunk0, far0, splits, PER, EDGE, FAR)
     num_items = items(end, chunk0, far0, splits, PER, EDGE, FAR)
     block, _, _ = nth(skipped, chunk0, far0, splits, PER, EDGE, FAR)
-    rows = place(table, block * BLOCK + n, lo, hi, PAGE, SMALL)
+    page = tl.load(table + within(block * BLOCK + n, lo, hi) // PAGE)
     for item in range(skipped, num_shared):
         block, chunk, inside = nth(item, chunk0, far0, splits, PER, EDGE, FAR)
         p_at = block * BLOCK + n
+        rows = row_of(page, within(p_at, lo, hi), PAGE, SMALL)
         k = fetch(k_at + MAIN_AT, rows, k_stride, None, MAIN, MAIN_PAD)
         s = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, None, TAIL, TAIL_PAD)
         if LATENT:
             v = k
         else:
             v = fetch(v_at, rows, v_stride, None, WIDE, WIDE_PAD)
-        # Read one block ahead, so that keys and values wait for no page.
+        # Read one block ahead, so that keys and values wait for no page. What is kept for it must be what was read:
+        # anything made of that Triton makes where it is used.
         follower, _, _ = nth(item + 1, chunk0, far0, splits, PER, EDGE, FAR)
-        rows = place(table, follower * BLOCK + n, lo, hi, PAGE, SMALL)
+        page = tl.load(table + within(follower * BLOCK + n, lo, hi) // PAGE)
         s = bend(s, inner, CAPPED)
         if (block * BLOCK < inner_lo) | (block * BLOCK + BLOCK - 1 > inner_hi):
             s = tl.where((p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
