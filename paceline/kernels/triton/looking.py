@@ -205,6 +205,11 @@ def look(
     if TREE:
         base = tl.load(bases + t, mask=ok, other=NOWHERE).to(tl.int32)
         shared = tl.minimum(end, tl.min(tl.where(last >= base, base, NOWHERE)) // BLOCK)
+    lowest_chunk, end_chunk = chunks_below(lo // BLOCK + 1, PER, EDGE, FAR) - 1, chunks_below(end, PER, EDGE, FAR)
+    chunk0 = lowest_chunk + (split + splits - lowest_chunk % splits) % splits
+    busy = tl.minimum(splits, tl.maximum(end_chunk - lowest_chunk, 1))  # programs with a chunk; one where none is seen
+    if chunk0 - lowest_chunk >= busy:
+        return
     table += tl.min(tl.load(slots + t, mask=ok, other=NOWHERE)) * table_stride
     k_at += head.to(tl.int64) * k_head
     v_at += head.to(tl.int64) * v_head
@@ -222,8 +227,6 @@ def look(
     sums, seen_total = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M,), tl.float32)
     acc, seen = tl.zeros((M, WIDE_PAD), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
     # This program's blocks are items; those that are shared come first.
-    lowest_chunk = chunks_below(lo // BLOCK + 1, PER, EDGE, FAR) - 1
-    chunk0 = lowest_chunk + (split + splits - lowest_chunk % splits) % splits
     far0 = chunk0 + (tl.maximum(EDGE // PER - chunk0, 0) + splits - 1) // splits * splits
     skipped = tl.maximum(lo // BLOCK - first_block(chunk0, PER, EDGE, FAR), 0)
     num_shared = items(shared, chunk0, far0, splits, PER, EDGE, FAR)
@@ -296,11 +299,10 @@ def look(
             leave(partial, stats, at, chunk, chunks, ok, m, sums, acc, WIDE)
         tl.debug_barrier()  # all threads have left theirs before one of them says so
         arrival = arrivals + tl.program_id(0) * tl.num_programs(1) + head
-        if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == splits - 1:
+        if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == busy - 1:
             tl.store(arrival, 0)
             few = sub * M + tl.arange(0, FEW)  # no more pairs are there
             few_at = (first + few // GROUP) * HEADS + head * GROUP + few % GROUP
-            end_chunk = chunks_below(end, PER, EDGE, FAR)
             gather(
                 out_at, partial, stats, few_at, lowest_chunk, end_chunk, chunks, few < count * GROUP,
                 WIDE, WIDE_PAD, AHEAD,
