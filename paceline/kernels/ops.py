@@ -144,6 +144,7 @@ class RowTiles:
     count: Tensor  # [G] its rows; 0: nothing to do
     rows: int  # no tile has more
     long: bool = False  # of prompt chunks: hardly any row is a node
+    spare: int = 0  # tiles that mostly have nothing to do
 
 
 @dataclass

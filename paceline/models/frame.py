@@ -81,9 +81,9 @@ class Frame(Places):
         self.sampled, self.index = part["sampled"], part["index"].view(size.sampling, 1 + size.nodes)
         self.slots, self.starts, self.new = part["slots"], part["starts"], part["new"]  # [B]
         self.drafting, self.budgets = part["drafting"], part["budgets"]  # [sequences that may sample]
-        self.tiles = [RowTiles(part["short_first"], part["short_count"], 1 + size.nodes)]
+        self.tiles = [RowTiles(part["short_first"], part["short_count"], 1 + size.nodes, spare=1)]
         if size.long_tiles:
-            self.tiles.append(RowTiles(part["long_first"], part["long_count"], LONG, long=True))
+            self.tiles.append(RowTiles(part["long_first"], part["long_count"], LONG, True, size.sequences))
         self._filled: tuple[Any, ...] = ()
 
     @property

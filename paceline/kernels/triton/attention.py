@@ -57,6 +57,7 @@ class Tiles:
     chunks: int  # no row's positions go further than so many chunks: the size of what the programs leave one another
     splits: int | None = None  # programs that share the chunks of a tile; None: as few as fill the chip
     long: bool = False  # of prompt chunks: hardly any row is a node
+    spare: int = 0  # tiles that mostly have nothing to do
 
 
 class FixedTiles:
@@ -111,11 +112,12 @@ def chunks_of(reach: int) -> int:
 
 
 def splits_of(tiles: Tiles, programs: int, num_warps: int) -> int:
-    """How many times so many programs there are, so that few fill the chip too. More at once than it has room for would
-    run one behind another, and all that chunks come to goes through memory."""
-    if programs > MOST_SHARED:
+    """By how many programs each of a tile's is shared, so that few tiles fill the chip too. More than it has room for
+    would run one behind another, and all that chunks come to goes through memory."""
+    if len(tiles.first) * programs > MOST_SHARED:
         return 1
-    splits = WARPS // num_warps // max(1, programs) if tiles.splits is None else tiles.splits
+    busy = max(1, len(tiles.first) - tiles.spare) * programs
+    splits = WARPS // num_warps // busy if tiles.splits is None else tiles.splits
     return max(1, min(tiles.chunks, splits))
 
 
@@ -147,7 +149,7 @@ def _launch(
     m, block, options = _config(tiles, shape, seen["TREE"], q.element_size())
     pairs, chunks = tiles.rows * shape["GROUP"], tiles.chunks
     subs, few = -(-pairs // m), min(m, 1 << (pairs - 1).bit_length())
-    splits = splits_of(tiles, len(tiles.first) * subs * kv_heads, options["num_warps"])
+    splits = splits_of(tiles, subs * kv_heads, options["num_warps"])
     partial = stats = arrivals = out  # where nothing is left for another program
     if splits > 1:
         size, arrivals = q.shape[0] * shape["HEADS"] * chunks, _arrivals(q.device)

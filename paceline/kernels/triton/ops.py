@@ -215,7 +215,7 @@ def find_tiles(layout: Layout) -> list[Tiles]:
     if layout.tiles is None:
         return hold(_tiles_of(tuple(layout.spans), layout.positions.device))
     chunks = chunks_of(layout.page_table.shape[1] * layout.block_size)
-    return [Tiles(item.first, item.count, item.rows, chunks, long=item.long) for item in layout.tiles]
+    return [Tiles(item.first, item.count, item.rows, chunks, None, item.long, item.spare) for item in layout.tiles]
 
 
 @functools.lru_cache(maxsize=512)

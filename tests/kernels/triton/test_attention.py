@@ -245,14 +245,17 @@ def test_spans_become_tiles_and_long_ones_are_cut(device: torch.device) -> None:
     assert tiles_of([], device) == []
 
 
-@pytest.mark.parametrize("programs, warps, splits", [(8, 4, 33), (8, 8, 16), (100, 4, 2), (512, 8, 1), (0, 4, 44)])
-def test_chunks_are_shared_by_as_many_programs_as_run_at_once(programs: int, warps: int, splits: int) -> None:
+@pytest.mark.parametrize(
+    "tiles, spare, warps, splits",
+    [(1, 0, 4, 33), (2, 1, 4, 33), (1, 0, 8, 16), (12, 0, 4, 2), (64, 0, 8, 1), (1, 9, 4, 33), (9000, 0, 4, 1)],
+)
+def test_chunks_are_shared_by_as_many_programs_as_run_at_once(tiles: int, spare: int, warps: int, splits: int) -> None:
     from paceline.kernels.triton.attention import Tiles, chunks_of, splits_of
 
-    nothing = torch.zeros(0)
-    assert splits_of(Tiles(nothing, nothing, 1, chunks_of(32768)), programs, warps) == splits
-    assert splits_of(Tiles(nothing, nothing, 1, chunks_of(70)), programs, warps) == 1
-    assert splits_of(Tiles(nothing, nothing, 1, chunks_of(32768), 7), programs, warps) == 7
+    first = torch.zeros(tiles)
+    assert splits_of(Tiles(first, first, 1, chunks_of(32768), spare=spare), 8, warps) == splits
+    assert splits_of(Tiles(first, first, 1, chunks_of(70), spare=spare), 8, warps) == 1
+    assert splits_of(Tiles(first, first, 1, chunks_of(32768), 7), 8, warps) == (1 if tiles == 9000 else 7)
 
 
 def test_a_graphs_tiles_take_other_spans_and_refuse_more_than_they_have_room_for(device: torch.device) -> None:
