@@ -148,8 +148,9 @@ def _launch(
     kv_heads = shape["HEADS"] // shape["GROUP"]
     m, block, options = _config(tiles, shape, seen["TREE"], q.element_size())
     pairs, chunks = tiles.rows * shape["GROUP"], tiles.chunks
-    subs, few = -(-pairs // m), min(m, 1 << (pairs - 1).bit_length())
+    subs = -(-pairs // m)
     splits = splits_of(tiles, subs * kv_heads, options["num_warps"])
+    few = m if splits == 1 else min(m, 1 << (pairs - 1).bit_length())  # one kernel for all where nothing is gathered
     partial = stats = arrivals = out  # where nothing is left for another program
     if splits > 1:
         size, arrivals = q.shape[0] * shape["HEADS"] * chunks, _arrivals(q.device)
