@@ -151,9 +151,11 @@ def _launch(
     subs = -(-pairs // m)
     splits = splits_of(tiles, subs * kv_heads, options["num_warps"])
     few = m if splits == 1 else min(m, 1 << (pairs - 1).bit_length())  # one kernel for all where nothing is gathered
+    # Programs leave a place for each row of each tile; for each row, if those are fewer.
+    room = len(tiles.first) * tiles.rows
     partial = stats = arrivals = out  # where nothing is left for another program
     if splits > 1:
-        size, arrivals = q.shape[0] * shape["HEADS"] * chunks, _arrivals(q.device)
+        size, arrivals = min(room, q.shape[0]) * shape["HEADS"] * chunks, _arrivals(q.device)
         partial = out.new_empty(size * shape["WIDE"], dtype=torch.float32)
         stats = out.new_empty(size * 2, dtype=torch.float32)
     looking.look[(len(tiles.first) * subs, kv_heads, splits)](
@@ -161,7 +163,7 @@ def _launch(
         tile_first=tiles.first, tile_count=tiles.count,
         q_stride=q.stride(0), k_stride=keys.stride(0), k_head=keys.stride(1),
         v_stride=values.stride(0), v_head=values.stride(1),
-        subs=subs, splits=splits, chunks=chunks,
+        subs=subs, splits=splits, chunks=chunks, tile_rows=tiles.rows if room < q.shape[0] else 0,
         BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=FAR_CHUNK // block, M=m, FEW=few,
         AHEAD=max(2, min(32, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
         SPLIT=splits > 1, SMALL=all(len(part) * part.stride(0) < SMALL for part in layer), PDL=PDL,

@@ -77,10 +77,10 @@ def within(line, lo, hi):
 
 
 @triton.jit
-def leave(partial, stats, head_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.constexpr):
+def leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.constexpr):
     """What a chunk came to, for `gather`."""
     d = tl.arange(0, acc.shape[1])
-    at = head_at * chunks + chunk
+    at = left_at * chunks + chunk
     keep = ok & (chunk < chunks)
     tl.store(stats + at * 2, m, mask=keep)
     tl.store(stats + at * 2 + 1, tl.max(sums, 1), mask=keep)
@@ -89,12 +89,12 @@ def leave(partial, stats, head_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.con
 
 @triton.jit
 def turn(
-    partial, stats, head_at, chunk, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
+    partial, stats, left_at, chunk, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
     WIDE: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """A chunk is complete: leave it or merge it, and begin afresh."""
     if SPLIT:
-        leave(partial, stats, head_at, chunk, chunks, ok, m, sums, acc, WIDE)
+        leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE)
     else:
         seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
     m = tl.full(m.shape, float("-inf"), tl.float32)
@@ -122,7 +122,7 @@ def write(out_at, at, ok, total, acc, WIDE: tl.constexpr):
 
 @triton.jit
 def gather(
-    out_at, partial, stats, at, chunk, end, chunks, ok,
+    out_at, at, partial, stats, left_at, chunk, end, chunks, ok,
     WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Merge what all chunks came to, AHEAD of them read at once: the last program of a tile does it."""
@@ -133,7 +133,7 @@ def gather(
     for some in range(chunk, end, AHEAD):
         for i in tl.static_range(AHEAD):  # behind the end a chunk that nobody sees: it changes nothing
             there = ok & (some + i < end)
-            from_at = at * chunks + some + i
+            from_at = left_at * chunks + some + i
             m2 = tl.load(stats + from_at * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
             total2 = tl.load(stats + from_at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
             mask = there[:, None] & (d < WIDE)[None, :]
@@ -170,12 +170,12 @@ def own_rows(
     return row_of(tl.load(table + line // PAGE, mask=there), line, PAGE, SMALL), there
 
 
-@triton.jit(do_not_specialize=["subs", "splits", "chunks", "depth", "path_stride", "table_stride"])
+@triton.jit(do_not_specialize=["subs", "splits", "chunks", "tile_rows", "depth", "path_stride", "table_stride"])
 def look(
     q_at, k_at, v_at, out_at, partial, stats, arrivals,
     slots, ends, firsts, bases, path, table, tile_first, tile_count,
     q_stride, k_stride, k_head, v_stride, v_head, table_stride, path_stride, depth,
-    factor, inner, subs, splits, chunks,
+    factor, inner, subs, splits, chunks, tile_rows,
     HEADS: tl.constexpr, GROUP: tl.constexpr, MAIN_AT: tl.constexpr, MAIN: tl.constexpr, TAIL_AT: tl.constexpr,
     TAIL: tl.constexpr, WIDE: tl.constexpr, MAIN_PAD: tl.constexpr, TAIL_PAD: tl.constexpr, WIDE_PAD: tl.constexpr,
     PAGE: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr, EDGE: tl.constexpr, FAR: tl.constexpr,
@@ -196,6 +196,8 @@ def look(
     t = first + row
     of = head * GROUP + pair % GROUP  # the query head
     at = t * HEADS + of
+    left = tl.where(tile_rows > 0, tile * tile_rows, first)  # where the tile's partial results lie
+    left_at = (left + row) * HEADS + of
     lowest, last = bounds(ends, firsts, t, ok, END, FIRST, WINDOW)
     hi = tl.maximum(tl.max(last), -1)
     lo = tl.minimum(tl.min(tl.where(ok, lowest, NOWHERE)), tl.maximum(hi, 0))  # of a tile that sees nothing too
@@ -252,7 +254,7 @@ def look(
             s = tl.where((p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
         if (inside == 0) & (item > 0):
             m, sums, acc, seen_m, seen_total, seen = turn(
-                partial, stats, at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen, WIDE, SPLIT
+                partial, stats, left_at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen, WIDE, SPLIT
             )
         p, m, alpha = soften(s, m, factor)
         p = p.to(q.dtype)
@@ -266,8 +268,9 @@ def look(
             p_at = block * BLOCK + n
             if (inside == 0) & (item > 0):
                 m, sums, acc, seen_m, seen_total, seen = turn(
-                    partial, stats, at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen, WIDE, SPLIT
-                )
+                    partial, stats, left_at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
+                    WIDE, SPLIT,
+                )  # fmt: skip
             s = tl.full((M, BLOCK), float("-inf"), tl.float32)
             for r in range(row_begin, row_end):
                 rows, there = own_rows(
@@ -296,16 +299,16 @@ def look(
     if SPLIT:
         if skipped < num_items:
             block, chunk, inside = nth(num_items - 1, chunk0, far0, splits, PER, EDGE, FAR)
-            leave(partial, stats, at, chunk, chunks, ok, m, sums, acc, WIDE)
+            leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE)
         tl.debug_barrier()  # all threads have left theirs before one of them says so
         arrival = arrivals + tl.program_id(0) * tl.num_programs(1) + head
         if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == busy - 1:
             tl.store(arrival, 0)
             few = sub * M + tl.arange(0, FEW)  # no more pairs are there
-            few_at = (first + few // GROUP) * HEADS + head * GROUP + few % GROUP
+            few_row, few_of = few // GROUP, head * GROUP + few % GROUP
             gather(
-                out_at, partial, stats, few_at, lowest_chunk, end_chunk, chunks, few < count * GROUP,
-                WIDE, WIDE_PAD, AHEAD,
+                out_at, (first + few_row) * HEADS + few_of, partial, stats, (left + few_row) * HEADS + few_of,
+                lowest_chunk, end_chunk, chunks, few < count * GROUP, WIDE, WIDE_PAD, AHEAD,
             )  # fmt: skip
     else:
         seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)

@@ -199,6 +199,26 @@ def test_a_cache_of_any_size_is_read_the_same(
     assert torch.equal(same.attend(same.q, same.tree, 16, 2), wanted)
 
 
+def test_programs_leave_partial_results_for_their_tiles_rows_alone(
+    attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = lay([Rows(37, 40), Rows(100, 3), Rows(130)], device)
+    q, cache = fill(layout, ONE, torch.float32, exact=False)
+    first, count = torch.tensor([[43, 40], [1, 3]], device=device)
+    kernel, found, sizes = attention.looking.look, [], []
+
+    class Watched:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda **given: (sizes.append(given["partial"].numel()), kernel[grid](**given))
+
+    monkeypatch.setattr(attention.looking, "look", Watched())
+    for splits in (1, 4):
+        given = attention.Tiles(first, count, 3, attention.chunks_of(131), splits)
+        found.append(attention.attend(q, cache, layout, [given], attention.Look(ONE, 0.25))[40:])
+    assert torch.equal(*found) and not found[0].isnan().any()
+    assert sizes[1] == 2 * 3 * ONE.num_heads * attention.chunks_of(131) * ONE.head_dim
+
+
 def test_padding_rows_look_at_nobodys_page_and_harm_none(attention: Any, device: torch.device) -> None:
     layout, heads = lay(TREES, device), ONE
     q, cache = fill(layout, heads, torch.float32, exact=False)
