@@ -25,7 +25,7 @@ from torch import Tensor
 from paceline.bench import machine
 from paceline.kernels.ops import Heads, LayerCache, Layout, Span, cache_rows
 from paceline.kernels.triton import attention
-from paceline.kernels.triton.attention import Look, Tiles, attend, chunks_of, tiles_of
+from paceline.kernels.triton.attention import Look, Tiles, attend, tiles_of
 
 RESULTS = Path(__file__).parent / "results" / "gpu_attention.json"
 PAGE, LAYERS, MOST_BYTES = 16, 20, 4e9
@@ -191,7 +191,7 @@ def measure_torch(heads: Heads, rows: int) -> float:
 
 def one_tile(layout: Layout, row: int, rows: int, splits: int) -> list[Tiles]:
     first, count = torch.tensor([[row], [rows]], device="cuda")
-    return [Tiles(first, count, rows, chunks_of(max(span.reach for span in layout.spans)), splits)]
+    return [Tiles(first, count, rows, max(span.reach for span in layout.spans), splits)]
 
 
 def check(heads: Heads) -> dict[str, Any]:

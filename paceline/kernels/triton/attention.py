@@ -54,7 +54,7 @@ class Tiles:
     first: Tensor  # [G] int64 a tile's first row
     count: Tensor  # [G] int64 its rows; 0: nothing to do
     rows: int  # no tile has more
-    chunks: int  # no row's positions go further than so many chunks: the size of what the programs leave one another
+    reach: int  # no row sees further: the size of what programs leave one another
     splits: int | None = None  # programs that share the chunks of a tile; None: as few as fill the chip
     long: bool = False  # of prompt chunks: hardly any row is a node
     spare: int = 0  # tiles that mostly have nothing to do
@@ -69,8 +69,8 @@ class FixedTiles:
     def __init__(self, short: int, long: int, rows: int, reach: int, device: torch.device) -> None:
         self._numbers = torch.zeros(2, short + long, dtype=torch.int64, device=device)
         first, count = self._numbers
-        self.short = Tiles(first[:short], count[:short], rows, chunks_of(reach))
-        self.long = Tiles(first[short:], count[short:], LONG, chunks_of(reach), long=True)
+        self.short = Tiles(first[:short], count[:short], rows, reach)
+        self.long = Tiles(first[short:], count[short:], LONG, reach, long=True)
 
     def send(self, spans: Sequence[Span]) -> None:
         """Be the tiles of the host's spans; whatever is left over has nothing to do."""
@@ -106,9 +106,9 @@ def _cut(spans: Sequence[Span], rows: int) -> tuple[list[tuple[int, int]], list[
     return short, long
 
 
-def chunks_of(reach: int) -> int:
-    """How many chunks so many positions are cut into."""
-    return max(1, -(-min(reach, EDGE) // CHUNK) + -(-max(reach - EDGE, 0) // FAR_CHUNK))
+def chunks_of(reach: int, far: int) -> int:
+    """How many chunks so many positions are cut into, those behind EDGE of `far`."""
+    return max(1, -(-min(reach, EDGE) // CHUNK) + -(-max(reach - EDGE, 0) // far))
 
 
 def splits_of(tiles: Tiles, programs: int, num_warps: int) -> int:
@@ -117,8 +117,7 @@ def splits_of(tiles: Tiles, programs: int, num_warps: int) -> int:
     if len(tiles.first) * programs > MOST_SHARED:
         return 1
     busy = max(1, len(tiles.first) - tiles.spare) * programs
-    splits = WARPS // num_warps // busy if tiles.splits is None else tiles.splits
-    return max(1, min(tiles.chunks, splits))
+    return max(1, WARPS // num_warps // busy if tiles.splits is None else tiles.splits)
 
 
 def attend(
@@ -147,9 +146,11 @@ def _launch(
     keys, values = layer[0], layer[-1]
     kv_heads = shape["HEADS"] // shape["GROUP"]
     m, block, options = _config(tiles, shape, seen["TREE"], q.element_size())
-    pairs, chunks = tiles.rows * shape["GROUP"], tiles.chunks
+    pairs = tiles.rows * shape["GROUP"]
     subs = -(-pairs // m)
-    splits = splits_of(tiles, subs * kv_heads, options["num_warps"])
+    far = CHUNK if 0 < seen["WINDOW"] <= EDGE else FAR_CHUNK  # a window sees few chunks: all are small
+    chunks = chunks_of(tiles.reach, far)
+    splits = min(chunks, splits_of(tiles, subs * kv_heads, options["num_warps"]))
     few = m if splits == 1 else min(m, 1 << (pairs - 1).bit_length())  # one kernel for all where nothing is gathered
     # Programs leave a place for each row of each tile; for each row, if those are fewer.
     room = len(tiles.first) * tiles.rows
@@ -164,7 +165,7 @@ def _launch(
         q_stride=q.stride(0), k_stride=keys.stride(0), k_head=keys.stride(1),
         v_stride=values.stride(0), v_head=values.stride(1),
         subs=subs, splits=splits, chunks=chunks, tile_rows=tiles.rows if room < q.shape[0] else 0,
-        BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=FAR_CHUNK // block, M=m, FEW=few,
+        BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block, M=m, FEW=few,
         AHEAD=max(2, min(32, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
         SPLIT=splits > 1, SMALL=all(len(part) * part.stride(0) < SMALL for part in layer), PDL=PDL,
         **seen, **shape, **options,

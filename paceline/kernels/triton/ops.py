@@ -40,7 +40,7 @@ from paceline.kernels.triton import chaining, tuning
 from paceline.kernels.triton import experts as expert_kernels
 from paceline.kernels.triton import heads as head_kernels
 from paceline.kernels.triton import rows as row_kernels
-from paceline.kernels.triton.attention import Look, Tiles, attend, chunks_of, tiles_of
+from paceline.kernels.triton.attention import Look, Tiles, attend, tiles_of
 from paceline.kernels.triton.heads import HeadNorms
 from paceline.kernels.triton.matmul import Norm, logits_best, matmul
 from paceline.kernels.triton.matmul import logits as matmul_logits
@@ -214,8 +214,8 @@ class TritonForward(EagerForward):
 def find_tiles(layout: Layout) -> list[Tiles]:
     if layout.tiles is None:
         return hold(_tiles_of(tuple(layout.spans), layout.positions.device))
-    chunks = chunks_of(layout.page_table.shape[1] * layout.block_size)
-    return [Tiles(item.first, item.count, item.rows, chunks, None, item.long, item.spare) for item in layout.tiles]
+    reach = layout.page_table.shape[1] * layout.block_size
+    return [Tiles(item.first, item.count, item.rows, reach, None, item.long, item.spare) for item in layout.tiles]
 
 
 @functools.lru_cache(maxsize=512)

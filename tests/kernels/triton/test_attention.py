@@ -30,7 +30,7 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module, "BLOCK", 16)
     monkeypatch.setattr(module, "WIDE_BLOCK", 16)
     monkeypatch.setattr(module, "CHUNK", 32)
-    monkeypatch.setattr(module, "EDGE", 64)
+    monkeypatch.setattr(module, "EDGE", 32)  # windows of 20 have small chunks alone, those of 41 both
     monkeypatch.setattr(module, "FAR_CHUNK", 48)
     monkeypatch.setattr(module, "AHEAD", 1)
     return module
@@ -43,7 +43,7 @@ def tiles(module: Any, layout: Layout, rows: int = 7, splits: int = 1) -> Any:
     ]
     first, count = torch.tensor([*cuts, (0, 0)], device=layout.positions.device).t().contiguous()
     reach = max(span.reach for span in layout.spans)
-    return [module.Tiles(first, count, rows, module.chunks_of(reach), splits)]
+    return [module.Tiles(first, count, rows, reach, splits)]
 
 
 def looked(module: Any, layout: Layout, heads: Heads, dtype: torch.dtype = torch.float32, **rest: Any) -> None:
@@ -213,10 +213,10 @@ def test_programs_leave_partial_results_for_their_tiles_rows_alone(
 
     monkeypatch.setattr(attention.looking, "look", Watched())
     for splits in (1, 4):
-        given = attention.Tiles(first, count, 3, attention.chunks_of(131), splits)
+        given = attention.Tiles(first, count, 3, 131, splits)
         found.append(attention.attend(q, cache, layout, [given], attention.Look(ONE, 0.25))[40:])
     assert torch.equal(*found) and not found[0].isnan().any()
-    assert sizes[1] == 2 * 3 * ONE.num_heads * attention.chunks_of(131) * ONE.head_dim
+    assert sizes[1] == 2 * 3 * ONE.num_heads * attention.chunks_of(131, 48) * ONE.head_dim
 
 
 def test_padding_rows_look_at_nobodys_page_and_harm_none(attention: Any, device: torch.device) -> None:
@@ -261,7 +261,7 @@ def test_spans_become_tiles_and_long_ones_are_cut(device: torch.device) -> None:
     short, long = tiles_of(spans, device)
     assert (short.first.tolist(), short.count.tolist(), short.rows) == ([300, 301], [1, 8], 8)
     assert (long.first.tolist(), long.count.tolist(), long.rows) == ([256, 128, 0], [44, 128, 128], 128)
-    assert short.chunks == long.chunks == 8
+    assert short.reach == long.reach == 2000
     assert tiles_of([], device) == []
 
 
@@ -270,12 +270,17 @@ def test_spans_become_tiles_and_long_ones_are_cut(device: torch.device) -> None:
     [(1, 0, 4, 33), (2, 1, 4, 33), (1, 0, 8, 16), (12, 0, 4, 2), (64, 0, 8, 1), (1, 9, 4, 33), (9000, 0, 4, 1)],
 )
 def test_chunks_are_shared_by_as_many_programs_as_run_at_once(tiles: int, spare: int, warps: int, splits: int) -> None:
-    from paceline.kernels.triton.attention import Tiles, chunks_of, splits_of
+    from paceline.kernels.triton.attention import Tiles, splits_of
 
     first = torch.zeros(tiles)
-    assert splits_of(Tiles(first, first, 1, chunks_of(32768), spare=spare), 8, warps) == splits
-    assert splits_of(Tiles(first, first, 1, chunks_of(70), spare=spare), 8, warps) == 1
-    assert splits_of(Tiles(first, first, 1, chunks_of(32768), 7), 8, warps) == (1 if tiles == 9000 else 7)
+    assert splits_of(Tiles(first, first, 1, 32768, spare=spare), 8, warps) == splits
+    assert splits_of(Tiles(first, first, 1, 32768, 7), 8, warps) == (1 if tiles == 9000 else 7)
+
+
+def test_chunks_grow_behind_the_edge() -> None:
+    from paceline.kernels.triton.attention import chunks_of
+
+    assert [chunks_of(reach, 1024) for reach in (0, 256, 257, 4096, 4097, 5121, 32768)] == [1, 1, 2, 16, 17, 18, 44]
 
 
 def test_a_graphs_tiles_take_other_spans_and_refuse_more_than_they_have_room_for(device: torch.device) -> None:
@@ -286,7 +291,7 @@ def test_a_graphs_tiles_take_other_spans_and_refuse_more_than_they_have_room_for
     fixed.send([Span(0, 6, 60), Span(6, 150, 900)])
     first, count = fixed.short.first, fixed.long.count
     assert (first.tolist(), fixed.short.count.tolist()) == ([0, 4, 0], [4, 2, 0])
-    assert (fixed.long.first.tolist(), count.tolist(), fixed.long.chunks) == ([134, 6], [22, 128], 4)
+    assert (fixed.long.first.tolist(), count.tolist(), fixed.long.reach) == ([134, 6], [22, 128], 1000)
     fixed.send([Span(2, 1, 10)])  # the same tensors, which a graph reads
     assert first.tolist() == [2, 0, 0] and count.tolist() == [0, 0]
     with pytest.raises(ValueError, match="1 spans need 4 tiles of 4 rows; there are 3"):
