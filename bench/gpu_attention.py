@@ -1,15 +1,17 @@
 """Paged attention on a GPU: what a layer's look costs beside reading its cache, and whether every row keeps its bits.
 
-    python bench/gpu_attention.py [--output bench/results/gpu_attention.json] [--sweep]
+    python bench/gpu_attention.py [--output bench/results/gpu_attention.json]
+    python bench/gpu_attention.py --sweep [prompt] [decode]
 
-Times are of 20 layers in a CUDA graph, each with a cache of its own (as far as 4 GB go), divided by 20. --sweep: the
-same for other sizes of blocks and chunks, which are constants of the arithmetic, and of a prompt's programs.
+Times are of 20 layers in a CUDA graph, each with a cache of its own (as far as 4 GB go), divided by 20. --sweep: of
+other settings of `attention.py`, fastest first, and nothing else; what is not named in SWEEPS is as it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from torch import Tensor
 from paceline.bench import machine
 from paceline.kernels.ops import Heads, LayerCache, Layout, Span, cache_rows
 from paceline.kernels.triton import attention
-from paceline.kernels.triton.attention import Look, Tiles, attend, chunks_of, tiles_of
+from paceline.kernels.triton.attention import Look, Tiles, attend, tiles_of
 
 RESULTS = Path(__file__).parent / "results" / "gpu_attention.json"
 PAGE, LAYERS, MOST_BYTES = 16, 20, 4e9
@@ -31,7 +33,6 @@ BANDWIDTH = 4.2e12  # bytes a second, as an H200 reads
 SHAPES = {"Llama-8B": Heads(32, 8, 128), "SmolLM2": Heads(9, 3, 64)}
 LATENT = Heads(128, 1, 576, 512)  # DeepSeek-V3: one cached row for all heads
 TREE = (-1, -1, -1, -1, 0, 0, 0, 1, 1, 2, 4, 4, 5, 7, 7, 8, 10, 10, 11, 13, 16, 16, 17, 19, 20, 20, 22, 24, 24, 26, 27)
-SWEEP = ((64, 128), (64, 256), (64, 512), (128, 256), (128, 512), (32, 128))
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,57 @@ class Rows:
 
 CASES: dict[str, list[Rows]] = {
     **{f"decode, {batch} x 600": [Rows(599)] * batch for batch in (1, 16, 64, 256)},
-    "decode, 1 x 32768": [Rows(32767)],
+    **{f"decode, 1 x {length}": [Rows(length - 1)] for length in (8192, 32768)},
     "verify 8 rows, 1 x 600": [Rows(592, 8)],
     "tree of 32 rows, 1 x 600": [Rows(600, parents=TREE)],
     "prefill, 512 rows": [Rows(0, 512)],
     "prefill, 2048 rows": [Rows(0, 2048)],
+    "prefill, 512 rows behind 32256": [Rows(32256, 512)],
+}
+
+
+def prompt(pairs: int, num_warps: int, num_stages: int) -> dict[str, Any]:
+    return {"PROMPT": {"pairs": pairs, "num_warps": num_warps, "num_stages": num_stages}}
+
+
+def others(num_warps: int, num_stages: int) -> dict[str, Any]:
+    return {"OTHERS": {"num_warps": num_warps, "num_stages": num_stages}}
+
+
+def chunks(near: int, edge: int, far: int) -> dict[str, Any]:
+    """Part of the arithmetic: one choice for all."""
+    return {"CHUNK": near, "EDGE": edge, "FAR_CHUNK": far}
+
+
+# What is measured, and with which settings of `attention.py`.
+SWEEPS: dict[str, tuple[list[str], list[dict[str, Any]]]] = {
+    "prompt": (
+        ["prefill, 512 rows", "prefill, 2048 rows", "prefill, 512 rows behind 32256"],
+        [
+            {},
+            *(prompt(*way) for way in ((128, 8, 3), (128, 8, 2), (64, 4, 4), (64, 4, 3), (64, 4, 2), (128, 4, 3))),
+            chunks(512, 4096, 1024),
+            chunks(512, 4096, 4096),
+            chunks(1024, 4096, 1024),
+        ],
+    ),
+    "decode": (
+        ["decode, 1 x 600", "decode, 16 x 600", "decode, 1 x 8192", "decode, 1 x 32768", "verify 8 rows, 1 x 600"],
+        [
+            {},
+            *(others(*way) for way in ((4, 4), (4, 5), (2, 3), (2, 4), (8, 3), (8, 4))),
+            *({"AHEAD": values} for values in (16, 32, 128)),
+            *({"WARPS": 132 * warps} for warps in (4, 12, 16)),
+            chunks(128, 1024, 512),
+            chunks(128, 4096, 1024),
+            chunks(256, 2048, 512),
+            chunks(256, 2048, 1024),
+            chunks(256, 4096, 512),
+            chunks(256, 4096, 2048),
+            chunks(256, 1 << 20, 1024),
+            chunks(512, 4096, 1024),
+        ],
+    ),
 }
 
 
@@ -123,27 +170,28 @@ def measure(heads: Heads, sequences: list[Rows]) -> dict[str, Any]:
     num_bytes = sum(rows.reach for rows in sequences) * values * 2
     caches = make_caches(layout, heads, int(max(1, min(LAYERS, MOST_BYTES // num_bytes))))
     q = torch.randn(len(layout.slots), heads.num_heads * heads.head_dim, device="cuda", dtype=torch.bfloat16)
-    tiles = tiles_of(layout.spans, q.device, heads.num_kv_heads)
+    tiles = tiles_of(layout.spans, q.device)
     figures: dict[str, Any] = {
         "microseconds": timed(lambda layer: attend(q, caches[layer % len(caches)], layout, tiles, look)),
-        "splits": [some.splits for some in tiles],
         "read_microseconds": num_bytes / BANDWIDTH * 1e6,
     }
     figures["gigabytes_per_second"] = num_bytes / figures["microseconds"] / 1e3
-    if len(sequences) == 1 and sequences[0].start == 0:
-        kv = torch.randn(2, 1, heads.num_kv_heads, len(q), heads.head_dim, device="cuda", dtype=torch.bfloat16)
-        queries = q.view(1, len(q), heads.num_heads, -1).transpose(1, 2).contiguous()
-        figures["torch_microseconds"] = timed(
-            lambda _: F.scaled_dot_product_attention(queries, kv[0], kv[1], is_causal=True, enable_gqa=True)
-        )
-        products = 2 * heads.num_heads * heads.head_dim * len(q) * (len(q) + 1)
-        figures["teraflops"] = products / figures["microseconds"] / 1e6
+    if sequences[0].count > 8:
+        seen = sum(range(sequences[0].start + 1, sequences[0].reach + 1))
+        figures["teraflops"] = 4 * heads.num_heads * heads.head_dim * seen / figures["microseconds"] / 1e6
     return figures
+
+
+def measure_torch(heads: Heads, rows: int) -> float:
+    """Microseconds of PyTorch's own attention to a prompt's first rows, its keys in one piece."""
+    kv = torch.randn(2, 1, heads.num_kv_heads, rows, heads.head_dim, device="cuda", dtype=torch.bfloat16)
+    q = torch.randn(1, heads.num_heads, rows, heads.head_dim, device="cuda", dtype=torch.bfloat16)
+    return timed(lambda _: F.scaled_dot_product_attention(q, kv[0], kv[1], is_causal=True, enable_gqa=True))
 
 
 def one_tile(layout: Layout, row: int, rows: int, splits: int) -> list[Tiles]:
     first, count = torch.tensor([[row], [rows]], device="cuda")
-    return [Tiles(first, count, rows, splits, chunks_of(max(span.reach for span in layout.spans)))]
+    return [Tiles(first, count, rows, max(span.reach for span in layout.spans), splits)]
 
 
 def check(heads: Heads) -> dict[str, Any]:
@@ -151,7 +199,7 @@ def check(heads: Heads) -> dict[str, Any]:
 
     The tree's nodes 0, 2, 4, … are the chunk's rows, the nodes between are somebody else.
     """
-    start, count = 1490, 48
+    start, count = 5490, 48  # behind the edge where chunks grow
     look = Look(heads, heads.head_dim**-0.5)
     chunk = lay([Rows(start, count)])
     parents = tuple(-1 if node < 2 else node - 2 for node in range(2 * count))
@@ -193,66 +241,68 @@ def exactly(q: Tensor, keys: Tensor, values: Tensor, heads: Heads) -> Tensor:
 
 
 def show(name: str, case: str, figures: dict[str, Any]) -> None:
-    told = f"{name:9} {case:26} {figures['microseconds']:8.1f} us  read {figures['read_microseconds']:7.1f} us"
+    told = f"{name:9} {case:30} {figures['microseconds']:8.1f} us  read {figures['read_microseconds']:7.1f} us"
     if "torch_microseconds" in figures:
-        told += f"  torch {figures['torch_microseconds']:.1f} us  {figures['teraflops']:.0f} TFLOP/s"
-    print(told, "  splits", *figures["splits"], flush=True)
+        told += f"  torch {figures['torch_microseconds']:.1f} us"
+    if "teraflops" in figures:
+        told += f"  {figures['teraflops']:.0f} TFLOP/s"
+    print(told, flush=True)
 
 
-def run(output: Path, *others: str) -> None:
-    """Check, measure, write; others: --sweep."""
+def run(output: Path) -> None:
+    """Check, measure, write."""
     checks, times = {}, {}
     for name, heads in SHAPES.items():
         checks[name] = check(heads)
         print(name, json.dumps(checks[name]), flush=True)
         times[name] = {case: measure(heads, sequences) for case, sequences in CASES.items()}
         for case, figures in times[name].items():
+            if case.startswith("prefill") and CASES[case][0].start == 0:
+                figures["torch_microseconds"] = measure_torch(heads, CASES[case][0].count)
             show(name, case, figures)
     times["latent"] = {case: measure(LATENT, CASES[case]) for case in CASES if case.startswith(("decode", "verify"))}
     for case, figures in times["latent"].items():
         show("latent", case, figures)
     data = {"kind": "gpu_attention", **machine.record(), "checks": checks, "times": times}
-    if "--sweep" in others:
-        data["sweep"] = sweep()
     output.write_text(json.dumps(data, indent=1) + "\n")
     print("written to", output.name)
 
 
-def sweep() -> dict[str, Any]:
-    """The cases that blocks, chunks and programs matter to, for other sizes of them."""
-    usual, found = (attention.BLOCK, attention.CHUNK), {}
-    chosen = (
-        "decode, 1 x 600",
-        "decode, 64 x 600",
-        "decode, 1 x 32768",
-        "verify 8 rows, 1 x 600",
-        "prefill, 2048 rows",
-    )
-    for block, chunk in SWEEP:
-        attention.BLOCK, attention.CHUNK = block, chunk
-        for name, heads in SHAPES.items():
-            for case in chosen:
-                figures = found[f"{block}/{chunk} {name} {case}"] = measure(heads, CASES[case])
-                show(f"{block}/{chunk}", f"{name} {case}", figures)
-    attention.BLOCK, attention.CHUNK = usual
-    attention.MOST_PAIRS = 64
-    for name, heads in SHAPES.items():
-        for case in ("prefill, 512 rows", "prefill, 2048 rows"):
-            figures = found[f"64 pairs {name} {case}"] = measure(heads, CASES[case])
-            show("64 pairs", f"{name} {case}", figures)
-    attention.MOST_PAIRS = 128
-    return found
+def sweep(cases: list[str], settings: list[dict[str, Any]]) -> None:
+    """Every case with every setting, fastest first."""
+    heads = SHAPES["Llama-8B"]
+    for case in cases:
+        found: list[tuple[float, str]] = []
+        for setting in settings:
+            usual = {name: getattr(attention, name) for name in setting}
+            try:
+                for name, value in setting.items():
+                    setattr(attention, name, value)
+                figures = measure(heads, CASES[case])
+                told = f"{figures['teraflops']:4.0f} TFLOP/s" if "teraflops" in figures else ""
+                found.append((figures["microseconds"], f"{told}  {setting or 'as it is'}"))
+            except Exception as error:  # more than the chip has: the others are still worth knowing
+                found.append((math.inf, f"{setting} {type(error).__name__}: {str(error)[:80]}"))
+            finally:
+                for name, value in usual.items():
+                    setattr(attention, name, value)
+        print(case, flush=True)
+        for microseconds, told in sorted(found):
+            print(f"{microseconds:10.1f} us  {told}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What attention costs on a GPU, and whether rows keep their bits.")
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--sweep", action="store_true", help="other sizes of blocks and chunks too")
+    parser.add_argument("--sweep", nargs="*", choices=list(SWEEPS), help="other settings, of these; all unless named")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("no GPU here: nothing measured")
-        return
-    run(options.output, *(["--sweep"] if options.sweep else []))
+    elif options.sweep is None:
+        run(options.output)
+    else:
+        for name in options.sweep or SWEEPS:
+            sweep(*SWEEPS[name])
 
 
 if __name__ == "__main__":

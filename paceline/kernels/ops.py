@@ -143,6 +143,8 @@ class RowTiles:
     first: Tensor  # [G] a tile's first row
     count: Tensor  # [G] its rows; 0: nothing to do
     rows: int  # no tile has more
+    long: bool = False  # of prompt chunks: hardly any row is a node
+    spare: int = 0  # tiles that mostly have nothing to do
 
 
 @dataclass

@@ -21,7 +21,7 @@ from paceline.cache.slots import Slots
 from paceline.kernels.ops import RowTiles, Span
 from paceline.models.batch import Array, Places, Shape
 
-LONG = 64  # rows of a prompt chunk that are looked at together
+LONG = 128  # rows of a prompt chunk that are looked at together
 
 
 class Size(NamedTuple):
@@ -81,9 +81,9 @@ class Frame(Places):
         self.sampled, self.index = part["sampled"], part["index"].view(size.sampling, 1 + size.nodes)
         self.slots, self.starts, self.new = part["slots"], part["starts"], part["new"]  # [B]
         self.drafting, self.budgets = part["drafting"], part["budgets"]  # [sequences that may sample]
-        self.tiles = [RowTiles(part["short_first"], part["short_count"], 1 + size.nodes)]
+        self.tiles = [RowTiles(part["short_first"], part["short_count"], 1 + size.nodes, spare=1)]
         if size.long_tiles:
-            self.tiles.append(RowTiles(part["long_first"], part["long_count"], LONG))
+            self.tiles.append(RowTiles(part["long_first"], part["long_count"], LONG, True, size.sequences))
         self._filled: tuple[Any, ...] = ()
 
     @property
@@ -175,7 +175,7 @@ def _tiles(sizes: Array, firsts: Array, seat: Array, size: Size) -> list[Array]:
     listed = [
         (first + at, min(LONG, rows - at))
         for first, rows in zip(firsts[~few].tolist(), sizes[~few].tolist())
-        for at in range(0, rows, LONG)
+        for at in reversed(range(0, rows, LONG))  # the last see most, and begin first
     ]
     long = np.zeros((2, size.long_tiles), dtype=np.int64)
     if listed:

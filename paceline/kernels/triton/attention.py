@@ -18,14 +18,22 @@ from paceline.kernels.triton.interpreter import mend
 
 mend()
 
-# They are part of the arithmetic: a row's bits depend on them, on no other size here.
-BLOCK, CHUNK = 64, 256
+# They are part of the arithmetic: a row's bits depend on them, on no other size here. All are positions: blocks are of
+# WIDE_BLOCK where one has more than NARROW bytes of a head, chunks of CHUNK below EDGE and of FAR_CHUNK behind it.
+BLOCK, WIDE_BLOCK, CHUNK, EDGE, FAR_CHUNK = 64, 32, 256, 4096, 1024
+NARROW = 512  # bytes: keys and values of 128 halves
 
-PROGRAMS = 264  # two for each multiprocessor of an H200: fewer leave it idle
-MOST_PAIRS = 128  # (row, head) pairs of a program, where the registers hold so many
+WARPS = 132 * 8  # that an H200 has room for, as many registers as these programs take
+ROOM = 224 << 10  # bytes of a multiprocessor's memory for queries and blocks
+# How programs are compiled, which changes no bit: those with as many (row, head) pairs as a prompt's, and all others.
+# Stages are at most so many, as far as there is room: with two, every block is waited for in full.
+PROMPT = {"pairs": 128, "num_warps": 8, "num_stages": 4}
+OTHERS = {"num_warps": 4, "num_stages": 3}
+WIDE = {"num_warps": 8, "num_stages": 4}
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
-AHEAD = 4  # chunks whose partial results are read at once
+AHEAD = 64  # values a thread reads at once where chunks are merged
+SMALL = 1 << 31  # values that 32 bits tell apart
 LOG2E = math.log2(math.e)
 
 
@@ -46,21 +54,23 @@ class Tiles:
     first: Tensor  # [G] int64 a tile's first row
     count: Tensor  # [G] int64 its rows; 0: nothing to do
     rows: int  # no tile has more
-    splits: int  # programs that share the chunks of a tile: more than one where few tiles must fill the chip
-    chunks: int  # no row's positions go further than so many chunks: the size of what the programs leave one another
+    reach: int  # no row sees further: the size of what programs leave one another
+    splits: int | None = None  # programs that share the chunks of a tile; None: as few as fill the chip
+    long: bool = False  # of prompt chunks: hardly any row is a node
+    spare: int = 0  # tiles that mostly have nothing to do
 
 
 class FixedTiles:
     """Tiles of fixed number for a graph: of short spans (at most `rows` rows a tile) and of long ones (prompt chunks).
 
-    They have nothing to do until `send`, and their chunks are not shared until `splits` says so; see `splits_of`.
+    They have nothing to do until `send`.
     """
 
     def __init__(self, short: int, long: int, rows: int, reach: int, device: torch.device) -> None:
         self._numbers = torch.zeros(2, short + long, dtype=torch.int64, device=device)
         first, count = self._numbers
-        self.short = Tiles(first[:short], count[:short], rows, 1, chunks_of(reach))
-        self.long = Tiles(first[short:], count[short:], LONG, 1, chunks_of(reach))
+        self.short = Tiles(first[:short], count[:short], rows, reach)
+        self.long = Tiles(first[short:], count[short:], LONG, reach, long=True)
 
     def send(self, spans: Sequence[Span]) -> None:
         """Be the tiles of the host's spans; whatever is left over has nothing to do."""
@@ -76,16 +86,13 @@ class FixedTiles:
         self._numbers.copy_(numbers, non_blocking=True)
 
 
-def tiles_of(spans: Sequence[Span], device: torch.device, kv_heads: int) -> list[Tiles]:
+def tiles_of(spans: Sequence[Span], device: torch.device) -> list[Tiles]:
     """The host's spans as tiles, sent at once: short spans as they are, long ones cut."""
     rows = max((span.num_rows for span in spans if 0 < span.num_rows < LONG), default=1)
     short, long = _cut(spans, rows)
     fixed = FixedTiles(len(short), len(long), rows, max((span.reach for span in spans), default=0), device)
     fixed.send(spans)
-    made = [tiles for tiles in (fixed.short, fixed.long) if len(tiles.first)]
-    for tiles in made:
-        tiles.splits = splits_of(len(tiles.first), kv_heads, tiles.chunks)
-    return made
+    return [tiles for tiles in (fixed.short, fixed.long) if len(tiles.first)]
 
 
 def _cut(spans: Sequence[Span], rows: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -99,14 +106,18 @@ def _cut(spans: Sequence[Span], rows: int) -> tuple[list[tuple[int, int]], list[
     return short, long
 
 
-def chunks_of(reach: int) -> int:
-    """How many chunks so many positions are cut into."""
-    return max(1, -(-reach // CHUNK))
+def chunks_of(reach: int, far: int) -> int:
+    """How many chunks so many positions are cut into, those behind EDGE of `far`."""
+    return max(1, -(-min(reach, EDGE) // CHUNK) + -(-max(reach - EDGE, 0) // far))
 
 
-def splits_of(num_tiles: int, kv_heads: int, chunks: int) -> int:
-    """Programs a tile's chunks are shared by, so that few tiles fill the chip too."""
-    return max(1, min(chunks, -(-PROGRAMS // max(1, num_tiles * kv_heads))))
+def splits_of(tiles: Tiles, programs: int, num_warps: int) -> int:
+    """By how many programs each of a tile's is shared, so that few tiles fill the chip too. More than it has room for
+    would run one behind another, and all that chunks come to goes through memory."""
+    if len(tiles.first) * programs > MOST_SHARED:
+        return 1
+    busy = max(1, len(tiles.first) - tiles.spare) * programs
+    return max(1, WARPS // num_warps // busy if tiles.splits is None else tiles.splits)
 
 
 def attend(
@@ -134,14 +145,18 @@ def _launch(
 ) -> None:
     keys, values = layer[0], layer[-1]
     kv_heads = shape["HEADS"] // shape["GROUP"]
-    m, options = _config(tiles, shape, seen["TREE"], q.dtype == torch.float32)
-    subs = -(-tiles.rows * shape["GROUP"] // m)
-    chunks, splits = tiles.chunks, min(tiles.splits, tiles.chunks)
-    if len(tiles.first) * subs * kv_heads > MOST_SHARED:
-        splits = 1
+    m, block, options = _config(tiles, shape, seen["TREE"], q.element_size())
+    pairs = tiles.rows * shape["GROUP"]
+    subs = -(-pairs // m)
+    far = CHUNK if 0 < seen["WINDOW"] <= EDGE else FAR_CHUNK  # a window sees few chunks: all are small
+    chunks = chunks_of(tiles.reach, far)
+    splits = min(chunks, splits_of(tiles, subs * kv_heads, options["num_warps"]))
+    few = m if splits == 1 else min(m, 1 << (pairs - 1).bit_length())  # one kernel for all where nothing is gathered
+    # Programs leave a place for each row of each tile; for each row, if those are fewer.
+    room = len(tiles.first) * tiles.rows
     partial = stats = arrivals = out  # where nothing is left for another program
     if splits > 1:
-        size, arrivals = q.shape[0] * shape["HEADS"] * chunks, _arrivals(q.device)
+        size, arrivals = min(room, q.shape[0]) * shape["HEADS"] * chunks, _arrivals(q.device)
         partial = out.new_empty(size * shape["WIDE"], dtype=torch.float32)
         stats = out.new_empty(size * 2, dtype=torch.float32)
     looking.look[(len(tiles.first) * subs, kv_heads, splits)](
@@ -149,8 +164,10 @@ def _launch(
         tile_first=tiles.first, tile_count=tiles.count,
         q_stride=q.stride(0), k_stride=keys.stride(0), k_head=keys.stride(1),
         v_stride=values.stride(0), v_head=values.stride(1),
-        subs=subs, splits=splits, chunks=chunks,
-        M=m, BLOCK=BLOCK, CHUNK=CHUNK, AHEAD=AHEAD, SPLIT=splits > 1, PDL=PDL,
+        subs=subs, splits=splits, chunks=chunks, tile_rows=tiles.rows if room < q.shape[0] else 0,
+        BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block, M=m, FEW=few,
+        AHEAD=max(2, min(32, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
+        SPLIT=splits > 1, SMALL=all(len(part) * part.stride(0) < SMALL for part in layer), PDL=PDL,
         **seen, **shape, **options,
     )  # fmt: skip
 
@@ -219,11 +236,17 @@ def _padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length() if width else 0)
 
 
-def _config(tiles: Tiles, shape: dict[str, Any], tree: bool, wide_dtype: bool) -> tuple[int, dict[str, Any]]:
-    """How many (row, head) pairs a program has, and how it is compiled. Bits do not depend on it."""
-    wide = max(shape["WIDE_PAD"], shape["MAIN_PAD"]) * (2 if wide_dtype else 1)
-    # A tree's rows are looked at one after another, so a program has few; long tiles are a prompt's, without nodes.
-    # What a wide head comes to fills the registers, and float32 is multiplied without tensor cores.
-    few = wide > 256 or wide_dtype or (tree and tiles.rows < LONG)
-    m = min(16 if few else 64 if wide > 128 else MOST_PAIRS, _padded(tiles.rows * shape["GROUP"]))
-    return m, launching(8 if m == 128 or wide > 128 else 4, 2 if m == 128 or wide > 128 else 3)
+def _config(tiles: Tiles, shape: dict[str, Any], tree: bool, size: int) -> tuple[int, int, dict[str, Any]]:
+    """The (row, head) pairs of a program, the positions of a block, how it is compiled; size: bytes of a value."""
+    wide = max(shape["WIDE_PAD"], shape["MAIN_PAD"]) * size // 2
+    # A tree's rows are looked at one after another, so a program has few. What a wide head comes to fills the
+    # registers, and float32 is multiplied without tensor cores.
+    few = wide > 256 or size > 2 or (tree and not tiles.long)
+    most = PROMPT["pairs"] if wide <= 128 else 64
+    m = min(16 if few else most, _padded(tiles.rows * shape["GROUP"]))
+    way = PROMPT if m == most and wide <= 128 else OTHERS if wide <= 128 else WIDE
+    keys = shape["MAIN_PAD"] + (shape["TAIL_PAD"] if shape["TAIL"] else 0)
+    position = (keys + (0 if shape["LATENT"] else shape["WIDE_PAD"])) * size  # bytes of one
+    block = BLOCK if position <= NARROW else WIDE_BLOCK
+    left = ROOM - m * (keys * size + shape["WIDE_PAD"] * 4)  # queries, and what a chunk came to on its way out
+    return m, block, launching(way["num_warps"], min(way["num_stages"], left // (block * position)))

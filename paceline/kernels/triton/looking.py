@@ -1,10 +1,11 @@
 """Attention's device code. One arithmetic for every row, whatever is computed with it:
 
-Positions are cut into blocks, and blocks into chunks, at absolute positions. A chunk begins afresh (m = -inf, total and
-acc 0); its blocks follow in ascending order: m is the largest score so far, p = 2^(score - m) rounded to the queries'
-dtype, total and acc are chained products of p with ones and with the values, scaled by 2^(old m - m) before each block.
-Chunks are merged in ascending order (`merge`), by whichever program comes last where several share them. Sums are left
-to `tl.dot`, which chains over k in ascending order in tiles of every size: `tl.sum` follows the tile's layout.
+Positions are cut into blocks, and blocks into chunks, at absolute positions: small chunks below an edge, so that short
+texts fill the chip, larger ones behind it, so that long texts are not mostly merging. A chunk begins afresh (m = -inf,
+total and acc 0); its blocks follow in ascending order: m is the largest score so far, p = 2^(score - m) rounded to the
+queries' dtype, total and acc are chained products of p with ones and with the values, scaled by 2^(old m - m) before
+each block. Chunks are merged in ascending order (`merge`), by whichever program comes last where several share them.
+Sums are left to `tl.dot`, which chains over k in ascending order in tiles of every size: `tl.sum` follows the layout.
 Multiply-adds are written out (`tl.fma`), so that no compiler fuses them here and not there. A position that a row does
 not see adds an exact zero.
 """
@@ -14,9 +15,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from paceline.kernels.triton.chunks import chunks_below, first_block, items, nth
 from paceline.kernels.triton.device import begin
 
-COLUMNS = tl.constexpr(16)  # of ones: the narrowest product; all columns hold the same sum
+COLUMNS = tl.constexpr(8)  # of ones, all of which hold the same sum: the narrowest product, and waits for no wider one
 NOWHERE = tl.constexpr(1 << 30)  # behind every position
 
 
@@ -47,44 +49,56 @@ def soften(s, m, factor):
 
 @triton.jit
 def fetch(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """[rows, PADDED] of a cache part, zeros where not ok and behind WIDTH: 0 · NaN is NaN."""
+    """[rows, PADDED] of a cache part, zeros where not ok (None: all are) and behind WIDTH: 0 · NaN is NaN."""
     d = tl.arange(0, PADDED)
-    mask = ok[:, None]
-    if WIDTH != PADDED:
-        mask = mask & (d < WIDTH)[None, :]
-    return tl.load(base + rows[:, None] * stride + d[None, :], mask=mask, other=0.0)
+    pointers = base + (rows[:, None] * stride + d[None, :])
+    if ok is None:
+        if WIDTH == PADDED:
+            values = tl.load(pointers)
+        else:
+            values = tl.load(pointers, mask=(d < WIDTH)[None, :], other=0.0)
+    else:
+        values = tl.load(pointers, mask=ok[:, None] & (d < WIDTH)[None, :], other=0.0)
+    return values
 
 
 @triton.jit
-def find(table, line, ok, PAGE: tl.constexpr):
-    """Lines of one sequence → rows of the cache."""
-    page = tl.load(table + line // PAGE, mask=ok, other=0)
-    return page * PAGE + line % PAGE
+def row_of(page, line, PAGE: tl.constexpr, SMALL: tl.constexpr):
+    """A line's row of the cache, which is on that page; SMALL: no value of a head is further off than 2^31."""
+    if SMALL:
+        page = page.to(tl.int32)
+    return page * PAGE + (line % PAGE).to(tl.int32)
 
 
 @triton.jit
-def place(table, line, ok, lo, hi, PAGE: tl.constexpr):
-    """The same for lines that all rows share, of which lo … hi are there."""
-    return find(table, line, ok & (line >= lo) & (line <= hi), PAGE)
+def within(line, lo, hi):
+    """Lines that all rows share; outside of lo … hi the nearest within, so that no copy needs a mask."""
+    return tl.maximum(tl.minimum(line, hi), lo).to(tl.uint32)  # divided by a shift
 
 
 @triton.jit
-def items(end, chunk0, splits, PER: tl.constexpr):
-    """How many blocks below `end` a program has that does the chunks chunk0, chunk0 + splits, …"""
-    behind = tl.maximum(end // PER - chunk0, 0)
-    whole = (behind + splits - 1) // splits * PER
-    return whole + tl.where((end // PER >= chunk0) & (behind % splits == 0), end % PER, 0)
-
-
-@triton.jit
-def leave(partial, stats, head_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.constexpr):
+def leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.constexpr):
     """What a chunk came to, for `gather`."""
     d = tl.arange(0, acc.shape[1])
-    at = head_at * chunks + chunk
+    at = left_at * chunks + chunk
     keep = ok & (chunk < chunks)
     tl.store(stats + at * 2, m, mask=keep)
     tl.store(stats + at * 2 + 1, tl.max(sums, 1), mask=keep)
     tl.store(partial + at[:, None] * WIDE + d[None, :], acc, mask=keep[:, None] & (d < WIDE)[None, :])
+
+
+@triton.jit
+def turn(
+    partial, stats, left_at, chunk, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
+    WIDE: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """A chunk is complete: leave it or merge it, and begin afresh."""
+    if SPLIT:
+        leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE)
+    else:
+        seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
+    m = tl.full(m.shape, float("-inf"), tl.float32)
+    return m, tl.zeros(sums.shape, tl.float32), tl.zeros(acc.shape, tl.float32), seen_m, seen_total, seen
 
 
 @triton.jit
@@ -108,18 +122,18 @@ def write(out_at, at, ok, total, acc, WIDE: tl.constexpr):
 
 @triton.jit
 def gather(
-    out_at, partial, stats, at, chunk, end, chunks, ok,
-    M: tl.constexpr, WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, AHEAD: tl.constexpr,
+    out_at, at, partial, stats, left_at, chunk, end, chunks, ok,
+    WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Merge what all chunks came to, AHEAD of them read at once: the last program of a tile does it."""
     d = tl.arange(0, WIDE_PAD)
-    m, total = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)
-    acc = tl.zeros((M, WIDE_PAD), tl.float32)
+    m, total = tl.full(at.shape, float("-inf"), tl.float32), tl.zeros(at.shape, tl.float32)
+    acc = tl.zeros((at.shape[0], WIDE_PAD), tl.float32)
     end = tl.minimum(end, chunks)
     for some in range(chunk, end, AHEAD):
         for i in tl.static_range(AHEAD):  # behind the end a chunk that nobody sees: it changes nothing
             there = ok & (some + i < end)
-            from_at = at * chunks + some + i
+            from_at = left_at * chunks + some + i
             m2 = tl.load(stats + from_at * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
             total2 = tl.load(stats + from_at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
             mask = there[:, None] & (d < WIDE)[None, :]
@@ -143,7 +157,7 @@ def bounds(ends, firsts, t, ok, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: 
 @triton.jit
 def own_rows(
     ends, firsts, bases, path, table, t, p_at, depth, path_stride,
-    PAGE: tl.constexpr, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
+    PAGE: tl.constexpr, SMALL: tl.constexpr, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Where row t finds positions p_at [BLOCK], and which of them it sees: its ancestors have places of their own."""
     lowest, last = bounds(ends, firsts, t, True, END, FIRST, WINDOW)
@@ -152,20 +166,22 @@ def own_rows(
     there = (p_at >= lowest) & (p_at <= last)
     node = tl.load(path + t * path_stride + d, mask=there & (d >= 0) & (d < depth), other=-1).to(tl.int32)
     there = there & ((d < 0) | (node >= 0))
-    return find(table, tl.where(d < 0, p_at, base + node), there, PAGE), there
+    line = tl.where(d < 0, p_at, base + node).to(tl.uint32)
+    return row_of(tl.load(table + line // PAGE, mask=there), line, PAGE, SMALL), there
 
 
-@triton.jit(do_not_specialize=["subs", "splits", "chunks", "depth", "path_stride", "table_stride"])
+@triton.jit(do_not_specialize=["subs", "splits", "chunks", "tile_rows", "depth", "path_stride", "table_stride"])
 def look(
     q_at, k_at, v_at, out_at, partial, stats, arrivals,
     slots, ends, firsts, bases, path, table, tile_first, tile_count,
     q_stride, k_stride, k_head, v_stride, v_head, table_stride, path_stride, depth,
-    factor, inner, subs, splits, chunks,
+    factor, inner, subs, splits, chunks, tile_rows,
     HEADS: tl.constexpr, GROUP: tl.constexpr, MAIN_AT: tl.constexpr, MAIN: tl.constexpr, TAIL_AT: tl.constexpr,
     TAIL: tl.constexpr, WIDE: tl.constexpr, MAIN_PAD: tl.constexpr, TAIL_PAD: tl.constexpr, WIDE_PAD: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, M: tl.constexpr, AHEAD: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr, EDGE: tl.constexpr, FAR: tl.constexpr,
+    M: tl.constexpr, FEW: tl.constexpr, AHEAD: tl.constexpr,
     END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREE: tl.constexpr,
-    SPLIT: tl.constexpr, LATENT: tl.constexpr, PDL: tl.constexpr,
+    SPLIT: tl.constexpr, LATENT: tl.constexpr, SMALL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program: M neighbours among a tile's (row, query head) pairs of one kv head, against a share of the chunks."""
     begin(PDL)
@@ -179,6 +195,9 @@ def look(
     ok = row < count
     t = first + row
     of = head * GROUP + pair % GROUP  # the query head
+    at = t * HEADS + of
+    left = tl.where(tile_rows > 0, tile * tile_rows, first)  # where the tile's partial results lie
+    left_at = (left + row) * HEADS + of
     lowest, last = bounds(ends, firsts, t, ok, END, FIRST, WINDOW)
     hi = tl.maximum(tl.max(last), -1)
     lo = tl.minimum(tl.min(tl.where(ok, lowest, NOWHERE)), tl.maximum(hi, 0))  # of a tile that sees nothing too
@@ -188,6 +207,11 @@ def look(
     if TREE:
         base = tl.load(bases + t, mask=ok, other=NOWHERE).to(tl.int32)
         shared = tl.minimum(end, tl.min(tl.where(last >= base, base, NOWHERE)) // BLOCK)
+    lowest_chunk, end_chunk = chunks_below(lo // BLOCK + 1, PER, EDGE, FAR) - 1, chunks_below(end, PER, EDGE, FAR)
+    chunk0 = lowest_chunk + (split + splits - lowest_chunk % splits) % splits
+    busy = tl.minimum(splits, tl.maximum(end_chunk - lowest_chunk, 1))  # programs with a chunk; one where none is seen
+    if chunk0 - lowest_chunk >= busy:
+        return
     table += tl.min(tl.load(slots + t, mask=ok, other=NOWHERE)) * table_stride
     k_at += head.to(tl.int64) * k_head
     v_at += head.to(tl.int64) * v_head
@@ -204,36 +228,34 @@ def look(
     m, seen_m = tl.full((M,), float("-inf"), tl.float32), tl.full((M,), float("-inf"), tl.float32)
     sums, seen_total = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M,), tl.float32)
     acc, seen = tl.zeros((M, WIDE_PAD), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
-    PER: tl.constexpr = CHUNK // BLOCK
-    # This program's blocks, chunk by chunk, are items 0, 1, …: those that are shared come first.
-    chunk0 = lo // CHUNK
-    chunk0 += (split + splits - chunk0 % splits) % splits
-    skipped = tl.maximum(lo // BLOCK - chunk0 * PER, 0)
-    num_shared, num_items = items(shared, chunk0, splits, PER), items(end, chunk0, splits, PER)
-    rows = place(table, (chunk0 * PER + skipped) * BLOCK + n, skipped < num_shared, lo, hi, PAGE)
+    # This program's blocks are items; those that are shared come first.
+    far0 = chunk0 + (tl.maximum(EDGE // PER - chunk0, 0) + splits - 1) // splits * splits
+    skipped = tl.maximum(lo // BLOCK - first_block(chunk0, PER, EDGE, FAR), 0)
+    num_shared = items(shared, chunk0, far0, splits, PER, EDGE, FAR)
+    num_items = items(end, chunk0, far0, splits, PER, EDGE, FAR)
+    block, _, _ = nth(skipped, chunk0, far0, splits, PER, EDGE, FAR)
+    page = tl.load(table + within(block * BLOCK + n, lo, hi) // PAGE)
     for item in range(skipped, num_shared):
-        block = (chunk0 + item // PER * splits) * PER + item % PER
+        block, chunk, inside = nth(item, chunk0, far0, splits, PER, EDGE, FAR)
         p_at = block * BLOCK + n
-        there = (p_at >= lo) & (p_at <= hi)
-        k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
-        s = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD)
+        rows = row_of(page, within(p_at, lo, hi), PAGE, SMALL)
+        k = fetch(k_at + MAIN_AT, rows, k_stride, None, MAIN, MAIN_PAD)
+        s = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, None, TAIL, TAIL_PAD)
         if LATENT:
             v = k
         else:
-            v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
-        # Read one block ahead, so that keys and values wait for no page.
-        follower = (chunk0 + (item + 1) // PER * splits) * PER + (item + 1) % PER
-        rows = place(table, follower * BLOCK + n, item + 1 < num_shared, lo, hi, PAGE)
+            v = fetch(v_at, rows, v_stride, None, WIDE, WIDE_PAD)
+        # Read one block ahead, so that keys and values wait for no page. What is kept for it must be what was read:
+        # anything made of that Triton makes where it is used.
+        follower, _, _ = nth(item + 1, chunk0, far0, splits, PER, EDGE, FAR)
+        page = tl.load(table + within(follower * BLOCK + n, lo, hi) // PAGE)
         s = bend(s, inner, CAPPED)
         if (block * BLOCK < inner_lo) | (block * BLOCK + BLOCK - 1 > inner_hi):
             s = tl.where((p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
-        if (item % PER == 0) & (item > 0):
-            if SPLIT:
-                leave(partial, stats, t * HEADS + of, block // PER - splits, chunks, ok, m, sums, acc, WIDE)
-            else:
-                seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
-            m = tl.full((M,), float("-inf"), tl.float32)
-            sums, acc = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
+        if (inside == 0) & (item > 0):
+            m, sums, acc, seen_m, seen_total, seen = turn(
+                partial, stats, left_at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen, WIDE, SPLIT
+            )
         p, m, alpha = soften(s, m, factor)
         p = p.to(q.dtype)
         sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
@@ -242,20 +264,19 @@ def look(
         # Every row has keys of its own: the product of all rows with them, of which only that row's is kept.
         row_begin, row_end = sub * M // GROUP, tl.minimum((sub * M + M - 1) // GROUP + 1, count)
         for item in range(tl.maximum(skipped, num_shared), num_items):
-            block = (chunk0 + item // PER * splits) * PER + item % PER
+            block, chunk, inside = nth(item, chunk0, far0, splits, PER, EDGE, FAR)
             p_at = block * BLOCK + n
-            if (item % PER == 0) & (item > 0):
-                if SPLIT:
-                    leave(partial, stats, t * HEADS + of, block // PER - splits, chunks, ok, m, sums, acc, WIDE)
-                else:
-                    seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
-                m = tl.full((M,), float("-inf"), tl.float32)
-                sums, acc = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
+            if (inside == 0) & (item > 0):
+                m, sums, acc, seen_m, seen_total, seen = turn(
+                    partial, stats, left_at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
+                    WIDE, SPLIT,
+                )  # fmt: skip
             s = tl.full((M, BLOCK), float("-inf"), tl.float32)
             for r in range(row_begin, row_end):
                 rows, there = own_rows(
-                    ends, firsts, bases, path, table, first + r, p_at, depth, path_stride, PAGE, END, FIRST, WINDOW
-                )
+                    ends, firsts, bases, path, table, first + r, p_at, depth, path_stride,
+                    PAGE, SMALL, END, FIRST, WINDOW,
+                )  # fmt: skip
                 k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
                 own = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD)
                 own = bend(own, inner, CAPPED)
@@ -266,24 +287,29 @@ def look(
             acc = acc * alpha[:, None]
             for r in range(row_begin, row_end):
                 rows, there = own_rows(
-                    ends, firsts, bases, path, table, first + r, p_at, depth, path_stride, PAGE, END, FIRST, WINDOW
-                )
+                    ends, firsts, bases, path, table, first + r, p_at, depth, path_stride,
+                    PAGE, SMALL, END, FIRST, WINDOW,
+                )  # fmt: skip
                 if LATENT:
                     v = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
                 else:
                     v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
                 own = tl.dot(p, v.to(q.dtype), acc, input_precision="ieee")
                 acc = tl.where((row == r)[:, None], own, acc)
-    at = t * HEADS + of
     if SPLIT:
         if skipped < num_items:
-            chunk = chunk0 + (num_items - 1) // PER * splits
-            leave(partial, stats, at, chunk, chunks, ok, m, sums, acc, WIDE)
+            block, chunk, inside = nth(num_items - 1, chunk0, far0, splits, PER, EDGE, FAR)
+            leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE)
         tl.debug_barrier()  # all threads have left theirs before one of them says so
         arrival = arrivals + tl.program_id(0) * tl.num_programs(1) + head
-        if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == splits - 1:
+        if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == busy - 1:
             tl.store(arrival, 0)
-            gather(out_at, partial, stats, at, lo // CHUNK, (hi + CHUNK) // CHUNK, chunks, ok, M, WIDE, WIDE_PAD, AHEAD)
+            few = sub * M + tl.arange(0, FEW)  # no more pairs are there
+            few_row, few_of = few // GROUP, head * GROUP + few % GROUP
+            gather(
+                out_at, (first + few_row) * HEADS + few_of, partial, stats, (left + few_row) * HEADS + few_of,
+                lowest_chunk, end_chunk, chunks, few < count * GROUP, WIDE, WIDE_PAD, AHEAD,
+            )  # fmt: skip
     else:
         seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
         write(out_at, at, ok, seen_total, seen, WIDE)

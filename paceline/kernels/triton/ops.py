@@ -40,7 +40,7 @@ from paceline.kernels.triton import chaining, library, tuning
 from paceline.kernels.triton import experts as expert_kernels
 from paceline.kernels.triton import heads as head_kernels
 from paceline.kernels.triton import rows as row_kernels
-from paceline.kernels.triton.attention import Look, Tiles, attend, chunks_of, splits_of, tiles_of
+from paceline.kernels.triton.attention import Look, Tiles, attend, tiles_of
 from paceline.kernels.triton.compiling import compile_for
 from paceline.kernels.triton.device import INTERPRETED
 from paceline.kernels.triton.heads import HeadNorms
@@ -166,27 +166,27 @@ class TritonForward(EagerForward):
         fused = now(waiting.qkv)
         q = head_kernels.turn(fused, heads, self.positions, cos, sin, keys, values, layout.write, waiting.norms)
         look = Look(heads, heads.head_dim**-0.5 if scale is None else scale, softcap, window)
-        return attend(q, (keys, values), layout, self._tiles(heads.num_kv_heads), look)
+        return attend(q, (keys, values), layout, self._tiles(), look)
 
     def cross_attention(
         self, q: Any, heads: Heads, layer: int, below: str, scale: float | None = None, softcap: float | None = None
     ) -> Tensor:
         last = torch.minimum(self.inputs.find(below, None), self.positions + 1) - 1
         look = Look(heads, heads.head_dim**-0.5 if scale is None else scale, softcap, None)
-        return attend(now(q), self.caches[layer], self.layout, self._tiles(heads.num_kv_heads), look, last)
+        return attend(now(q), self.caches[layer], self.layout, self._tiles(), look, last)
 
     def latent_attention(self, q: Any, latent: Any, num_heads: int, rank: int, layer: int, scale: float) -> Tensor:
         (keys,) = self.caches[layer]
         rows = now(latent)
         keys.index_copy_(0, self.layout.write, rows[:, None].to(keys.dtype))
         look = Look(Heads(num_heads, 1, rows.shape[1], rank), scale, None, None)
-        return attend(now(q), (keys,), self.layout, self._tiles(1), look)
+        return attend(now(q), (keys,), self.layout, self._tiles(), look)
 
-    def _tiles(self, kv_heads: int) -> list[Tiles]:
-        """Which rows are looked at together, and by how many programs."""
-        if kv_heads not in self._plans:
-            self._plans[kv_heads] = find_tiles(self.layout, kv_heads)
-        found: list[Tiles] = self._plans[kv_heads]
+    def _tiles(self) -> list[Tiles]:
+        """Which rows are looked at together."""
+        if "tiles" not in self._plans:
+            self._plans["tiles"] = find_tiles(self.layout)
+        found: list[Tiles] = self._plans["tiles"]
         return found
 
     def tap(self, boundary: int, x: Any) -> None:
@@ -223,20 +223,16 @@ class FastForward(TritonForward):
     matmul = staticmethod(library.matmul)
 
 
-def find_tiles(layout: Layout, kv_heads: int) -> list[Tiles]:
+def find_tiles(layout: Layout) -> list[Tiles]:
     if layout.tiles is None:
-        return hold(_tiles_of(tuple(layout.spans), layout.positions.device, kv_heads))
+        return hold(_tiles_of(tuple(layout.spans), layout.positions.device))
     reach = layout.page_table.shape[1] * layout.block_size
-    chunks = chunks_of(reach)
-    return [
-        Tiles(item.first, item.count, item.rows, splits_of(len(item.first), kv_heads, chunks), chunks)
-        for item in layout.tiles
-    ]
+    return [Tiles(item.first, item.count, item.rows, reach, None, item.long, item.spare) for item in layout.tiles]
 
 
 @functools.lru_cache(maxsize=512)
-def _tiles_of(spans: tuple[Span, ...], device: torch.device, kv_heads: int) -> list[Tiles]:
-    return tiles_of(spans, device, kv_heads)
+def _tiles_of(spans: tuple[Span, ...], device: torch.device) -> list[Tiles]:
+    return tiles_of(spans, device)
 
 
 class Late(Hidden):

@@ -28,8 +28,11 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> Any:
     from paceline.kernels.triton import attention as module
 
     monkeypatch.setattr(module, "BLOCK", 16)
+    monkeypatch.setattr(module, "WIDE_BLOCK", 16)
     monkeypatch.setattr(module, "CHUNK", 32)
-    monkeypatch.setattr(module, "AHEAD", 2)
+    monkeypatch.setattr(module, "EDGE", 32)  # windows of 20 have small chunks alone, those of 41 both
+    monkeypatch.setattr(module, "FAR_CHUNK", 48)
+    monkeypatch.setattr(module, "AHEAD", 1)
     return module
 
 
@@ -40,7 +43,7 @@ def tiles(module: Any, layout: Layout, rows: int = 7, splits: int = 1) -> Any:
     ]
     first, count = torch.tensor([*cuts, (0, 0)], device=layout.positions.device).t().contiguous()
     reach = max(span.reach for span in layout.spans)
-    return [module.Tiles(first, count, rows, splits, module.chunks_of(reach))]
+    return [module.Tiles(first, count, rows, reach, splits)]
 
 
 def looked(module: Any, layout: Layout, heads: Heads, dtype: torch.dtype = torch.float32, **rest: Any) -> None:
@@ -187,6 +190,35 @@ def test_neither_tiles_nor_splits_change_a_bit(attention: Any, device: torch.dev
             assert torch.equal(same.attend(q, layout, rows, splits), wanted)
 
 
+def test_a_cache_of_any_size_is_read_the_same(
+    attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = Same(attention, device, torch.bfloat16)
+    wanted = same.attend(same.q, same.tree, 16, 2)
+    monkeypatch.setattr(attention, "SMALL", 0)  # larger than 32 bits reach
+    assert torch.equal(same.attend(same.q, same.tree, 16, 2), wanted)
+
+
+def test_programs_leave_partial_results_for_their_tiles_rows_alone(
+    attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = lay([Rows(37, 40), Rows(100, 3), Rows(130)], device)
+    q, cache = fill(layout, ONE, torch.float32, exact=False)
+    first, count = torch.tensor([[43, 40], [1, 3]], device=device)
+    kernel, found, sizes = attention.looking.look, [], []
+
+    class Watched:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda **given: (sizes.append(given["partial"].numel()), kernel[grid](**given))
+
+    monkeypatch.setattr(attention.looking, "look", Watched())
+    for splits in (1, 4):
+        given = attention.Tiles(first, count, 3, 131, splits)
+        found.append(attention.attend(q, cache, layout, [given], attention.Look(ONE, 0.25))[40:])
+    assert torch.equal(*found) and not found[0].isnan().any()
+    assert sizes[1] == 2 * 3 * ONE.num_heads * attention.chunks_of(131, 48) * ONE.head_dim
+
+
 def test_padding_rows_look_at_nobodys_page_and_harm_none(attention: Any, device: torch.device) -> None:
     layout, heads = lay(TREES, device), ONE
     q, cache = fill(layout, heads, torch.float32, exact=False)
@@ -226,12 +258,29 @@ def test_spans_become_tiles_and_long_ones_are_cut(device: torch.device) -> None:
     from paceline.kernels.triton.attention import tiles_of
 
     spans = [Span(0, 300, 2000), Span(300, 1, 70), Span(301, 8, 500), Span(309, 0, 0)]
-    short, long = tiles_of(spans, device, kv_heads=8)
+    short, long = tiles_of(spans, device)
     assert (short.first.tolist(), short.count.tolist(), short.rows) == ([300, 301], [1, 8], 8)
     assert (long.first.tolist(), long.count.tolist(), long.rows) == ([256, 128, 0], [44, 128, 128], 128)
-    assert short.chunks == long.chunks == 8
-    assert short.splits == 8 and tiles_of([Span(0, 1, 70)] * 64, device, 8)[0].splits == 1
-    assert tiles_of([], device, 8) == []
+    assert short.reach == long.reach == 2000
+    assert tiles_of([], device) == []
+
+
+@pytest.mark.parametrize(
+    "tiles, spare, warps, splits",
+    [(1, 0, 4, 33), (2, 1, 4, 33), (1, 0, 8, 16), (12, 0, 4, 2), (64, 0, 8, 1), (1, 9, 4, 33), (9000, 0, 4, 1)],
+)
+def test_chunks_are_shared_by_as_many_programs_as_run_at_once(tiles: int, spare: int, warps: int, splits: int) -> None:
+    from paceline.kernels.triton.attention import Tiles, splits_of
+
+    first = torch.zeros(tiles)
+    assert splits_of(Tiles(first, first, 1, 32768, spare=spare), 8, warps) == splits
+    assert splits_of(Tiles(first, first, 1, 32768, 7), 8, warps) == (1 if tiles == 9000 else 7)
+
+
+def test_chunks_grow_behind_the_edge() -> None:
+    from paceline.kernels.triton.attention import chunks_of
+
+    assert [chunks_of(reach, 1024) for reach in (0, 256, 257, 4096, 4097, 5121, 32768)] == [1, 1, 2, 16, 17, 18, 44]
 
 
 def test_a_graphs_tiles_take_other_spans_and_refuse_more_than_they_have_room_for(device: torch.device) -> None:
@@ -242,7 +291,7 @@ def test_a_graphs_tiles_take_other_spans_and_refuse_more_than_they_have_room_for
     fixed.send([Span(0, 6, 60), Span(6, 150, 900)])
     first, count = fixed.short.first, fixed.long.count
     assert (first.tolist(), fixed.short.count.tolist()) == ([0, 4, 0], [4, 2, 0])
-    assert (fixed.long.first.tolist(), count.tolist(), fixed.long.chunks) == ([134, 6], [22, 128], 4)
+    assert (fixed.long.first.tolist(), count.tolist(), fixed.long.reach) == ([134, 6], [22, 128], 1000)
     fixed.send([Span(2, 1, 10)])  # the same tensors, which a graph reads
     assert first.tolist() == [2, 0, 0] and count.tolist() == [0, 0]
     with pytest.raises(ValueError, match="1 spans need 4 tiles of 4 rows; there are 3"):
