@@ -32,8 +32,9 @@ from paceline.drafters.base import FINAL, Context, Drafter, QuietDrafter, Taps, 
 from paceline.drafters.cached import StateReader
 from paceline.drafters.tree import Proposal
 from paceline.engine.detokenizer import Detokenizer
-from paceline.engine.device import DeviceRunner, Outcome
+from paceline.engine.device import Outcome
 from paceline.engine.engine import Engine
+from paceline.engine.replaying import ReplayingRunner
 from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sequence import Sequence
@@ -154,7 +155,7 @@ def build(count: int, drafter: Drafter | None, device: InstantDevice | None) -> 
     scheduler = Scheduler(cache.pool, table, max_batched_tokens=4096, prefix_caching=True)
     target = Target(FakeModel(), make_tokenizer(), cpu, torch.float32, LENGTH, count, "reference")
     parts = target, cache, table, find_rule("exact")
-    runner = Runner(*parts) if device is None else DeviceRunner(*parts, device)
+    runner = Runner(*parts) if device is None else ReplayingRunner(*parts, device)
     engine = Engine(target, runner, scheduler, depth=int(table.apart))
     engine.set_drafter(drafter)
     return engine

@@ -26,6 +26,7 @@ from paceline.engine.device import DeviceRunner
 from paceline.engine.engine import Engine
 from paceline.engine.memory import Room, check_room, page_bytes, size_cache, working_bytes
 from paceline.engine.options import EngineOptions
+from paceline.engine.replaying import ReplayingRunner
 from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.update import Update
@@ -192,7 +193,9 @@ class LLM(Shared):
         if not table.apart:
             return Runner(target, cache, table, rule)
         captured = target.device.type == "cuda" and target.model.ops.captures and not self.options.enforce_eager
-        return DeviceRunner(target, cache, table, rule, CudaCapture() if captured else None)
+        if captured:
+            return ReplayingRunner(target, cache, table, rule, CudaCapture())
+        return DeviceRunner(target, cache, table, rule)
 
     def set_drafter(self, drafter: Any) -> None:
         """Turn speculation on, off (None) or over to another drafter; running requests go on."""

@@ -26,8 +26,9 @@ from paceline.cache.windowed import WindowPages
 from paceline.drafters import make
 from paceline.drafters.base import Observation
 from paceline.engine.context import DraftContext
-from paceline.engine.device import Capture, DeviceRunner, Outcome
+from paceline.engine.device import DeviceRunner, Outcome
 from paceline.engine.engine import Engine
+from paceline.engine.replaying import Capture, ReplayingRunner
 from paceline.engine.stats import EngineStats, SequenceStats
 from paceline.llm import LLM
 from paceline.params import SamplingParams
@@ -117,7 +118,8 @@ def set_apart(llm: LLM, behind: int, capture: Capture | None = None) -> LLM:
         table.windowed = WindowPages(table, windowed.pool, windowed.width)
     rows, prefixes = old.scheduler.max_batched_tokens, old.scheduler.prefix_caching
     scheduler = type(old.scheduler)(old.cache.pool, table, rows, prefixes)
-    runner = DeviceRunner(old.target, old.cache, table, old.rule, capture)
+    parts = old.target, old.cache, table, old.rule
+    runner = DeviceRunner(*parts) if capture is None else ReplayingRunner(*parts, capture)
     llm.engine = Engine(old.target, runner, scheduler, depth=behind)
     return llm
 

@@ -395,6 +395,11 @@ def captured_as(drafter: Drafter | None) -> Hashable | None:
     return () if drafter is None else getattr(drafter, "captured_as", lambda: None)()
 
 
+def is_mixed(drafter: Drafter) -> bool:
+    """Whether it drafts on the host, and parts of it on the device: those are told inside of rounds."""
+    return getattr(drafter, "mixed", False)
+
+
 def may_be_told_late(drafter: Drafter) -> bool:
     """Whether rounds without drafts may be ahead of what it was told: it is told inside of them, or looks at nothing
     that a later round writes over."""

@@ -20,6 +20,7 @@ from paceline.drafters.base import (
     Taps,
     Target,
     captured_as,
+    is_mixed,
     may_be_told_late,
 )
 from paceline.drafters.tree import PADDING, Proposal
@@ -58,7 +59,7 @@ class FirstOfDrafter:
         self.max_nodes = max(drafter.max_nodes for drafter in drafters)
         self.trees = any(drafter.trees for drafter in drafters)
         self.on_device = all(drafter.on_device for drafter in drafters)
-        self.mixed = not self.on_device and any(part.on_device or getattr(part, "mixed", False) for part in drafters)
+        self.mixed = not self.on_device and any(part.on_device or is_mixed(part) for part in drafters)
         self.told_late = all(map(may_be_told_late, drafters))
         self.learned = all(drafter.learned for drafter in drafters)
 
@@ -102,7 +103,7 @@ class FirstOfDrafter:
     def observe(self, seen: Observation) -> None:
         """Each part that is to be told sees the states it tapped."""
         for drafter in self.drafters:
-            if seen.on_device not in (None, drafter.on_device) and not getattr(drafter, "mixed", False):
+            if seen.on_device not in (None, drafter.on_device) and not is_mixed(drafter):
                 continue
             states, before = self._part(seen.states, drafter), seen.before
             if before is not None:

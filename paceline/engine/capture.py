@@ -10,7 +10,7 @@ from paceline.engine.device import Outcome
 
 
 class CudaCapture:
-    """Captures rounds (`engine.device.Capture`). All share one pool of memory: one round runs at a time."""
+    """Captures rounds (`engine.replaying.Capture`). All share one pool of memory: one round runs at a time."""
 
     def __init__(self) -> None:
         self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # one: memory is kept for each apart

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline import LLM
 from paceline.drafters.base import Context, Drafter, Observation, QuietDrafter
 from paceline.drafters.tree import Proposal
-from paceline.engine.device import DeviceRunner
+from paceline.engine.replaying import ReplayingRunner
 from paceline.sampling.rules import RULES
 from paceline.testing import ROUNDS, SETTINGS, check_reads_nothing, closed_lists, launch, on_nothing
 from tests.capturing import Pretended, Refused
@@ -55,7 +55,7 @@ def test_a_round_reads_nothing_and_no_drafter_loops_over_sequences(name: str, se
 
 def capturing(drafter: Any) -> tuple[LLM, Pretended]:
     llm, capture = on_nothing(None), Pretended()
-    assert isinstance(llm.engine.runner, DeviceRunner)
+    assert isinstance(llm.engine.runner, ReplayingRunner)
     llm.engine.runner._capture = capture
     llm.set_drafter(drafter)
     return llm, capture

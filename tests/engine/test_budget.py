@@ -13,8 +13,8 @@ import pytest
 
 from paceline import NGram
 from paceline.engine.budget import BUDGETS, Budget, Costs, FixedBudget, Load, MeasuredBudget
-from paceline.engine.device import DeviceRunner
 from paceline.engine.luck import Luck
+from paceline.engine.replaying import ReplayingRunner
 from paceline.engine.round import Plan
 from paceline.engine.sizes import find_size, usual_sizes
 from paceline.engine.stats import EngineStats, RoundRecord
@@ -241,10 +241,10 @@ def test_what_rounds_take_is_measured_before_the_first_request_where_they_are_ca
     llm.set_drafter(NGram(3, min_match=1))
     steps = list(llm.engine.warm_up())
     budget = llm.engine.budget
-    assert isinstance(budget, MeasuredBudget) and isinstance(llm.engine.runner, DeviceRunner)
+    assert isinstance(budget, MeasuredBudget) and isinstance(llm.engine.runner, ReplayingRunner)
     told = {(size, nodes): seconds for size in (1, 2) for nodes, seconds in budget._load(size).told.items()}
     assert told.keys() == {(size, nodes) for size in (1, 2) for nodes in (0, 1, 2, 3)} and min(told.values()) > 0
-    assert len(steps) == len(llm.engine.runner._captured), "all that were asked for were captured, each once"
+    assert len(steps) == len(llm.engine.runner.captured), "all that were asked for were captured, each once"
     assert [one.outputs[0].token_ids for one in llm.generate(prompts, **params)] == plain, "and nothing is left of it"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, NGram, SamplingParams
-from paceline.engine.device import DeviceRunner, Key
+from paceline.engine.replaying import Key, ReplayingRunner
 from paceline.testing import prompts, tiny_llm
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
@@ -23,8 +23,8 @@ def captured_llm(drafter: Any = None, **options: Any) -> LLM:
 
 def keys_of(llm: LLM) -> set[Key]:
     runner = llm.engine.runner
-    assert isinstance(runner, DeviceRunner)
-    return set(runner._captured)
+    assert isinstance(runner, ReplayingRunner)
+    return set(runner.captured)
 
 
 def tokens(llm: LLM, params: SamplingParams | list[SamplingParams]) -> list[list[int]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline import LLM, NGram, SamplingParams
-from paceline.engine.device import DeviceRunner
+from paceline.engine.replaying import ReplayingRunner
 from paceline.sampling import noise
 from paceline.testing import SETTINGS, Wavering, prompts
 from tests.drafters.contract import DRAFTERS
@@ -46,13 +46,13 @@ def test_every_drafter_says_what_plain_decoding_says_in_bfloat16(setting: str) -
 def test_usual_rounds_are_replayed_and_allocate_nothing() -> None:
     with tiny(NGram(4, min_match=1), budget="fixed") as llm:
         runner = llm.engine.runner
-        assert isinstance(runner, DeviceRunner)
+        assert isinstance(runner, ReplayingRunner)
         first = texts(llm, "greedy")
         torch.cuda.synchronize()
-        before, captured = torch.cuda.memory_stats(), len(runner._captured)
+        before, captured = torch.cuda.memory_stats(), len(runner.captured)
         assert texts(llm, "greedy") == first
         after = torch.cuda.memory_stats()
-        assert len(runner._captured) == captured
+        assert len(runner.captured) == captured
         for name in ("num_device_alloc", "num_ooms", "reserved_bytes.all.current"):
             assert after[name] == before[name], name
 

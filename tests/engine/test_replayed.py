@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline import LLM, SamplingParams, Suffix
 from paceline.engine.device import DeviceRunner
+from paceline.engine.replaying import ReplayingRunner
 from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
 from tests.fakes import Oracle, tiny_llm
 
@@ -36,7 +37,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counted: Counter[str] = Counter()
 
     def counting(way: str) -> Any:
-        real = getattr(DeviceRunner, way)
+        real = getattr(of[way], way)
 
         def count(*given: Any) -> Any:
             counted[way] += 1
@@ -44,8 +45,9 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return count
 
-    for way in ("_remember", "_replay", "_launch"):
-        monkeypatch.setattr(DeviceRunner, way, counting(way))
+    of = {"_remember": ReplayingRunner, "_replay": ReplayingRunner, "_launch": DeviceRunner}
+    for way, runner in of.items():
+        monkeypatch.setattr(runner, way, counting(way))
     return counted
 
 
@@ -121,8 +123,8 @@ def test_what_most_rounds_are_is_captured_before_the_first(name: str, ways: Coun
     """Drafts of full width too, whether they come from the device or from the host."""
     drafter = {"none": None, "oracle": Oracle(recorded(1, "greedy"), 2), "suffix": Suffix(2, max_spec_factor=9.0)}[name]
     llm = tiny_llm(drafter, behind=1, captured=True, max_num_seqs=2, max_batched_tokens=32)
-    assert isinstance(llm.engine.runner, DeviceRunner)
-    done, captured = list(llm.engine.warm_up()), llm.engine.runner._captured
+    assert isinstance(llm.engine.runner, ReplayingRunner)
+    done, captured = list(llm.engine.warm_up()), llm.engine.runner.captured
     before = {*captured}
     assert len(done) == len(before) == (5 if name == "none" else 10)
     for _ in range(2):  # what was said once is expected the second time

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline import LLM
-from paceline.engine.device import DeviceRunner
+from paceline.engine.replaying import ReplayingRunner
 
 
 def go_through_all(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> int:
@@ -30,11 +30,11 @@ def go_through_all(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> int:
                 go_through()
 
     runner = llm.engine.runner
-    assert isinstance(runner, DeviceRunner)
+    assert isinstance(runner, ReplayingRunner)
     with torch.inference_mode(), monkeypatch.context() as patch:
         patch.setattr(InterpretedFunction, "__getitem__", lambda self, grid: launch)
         patch.setattr(type(llm.model.ops), "prepare", prepare)
-        patch.setattr(DeviceRunner, "_remember", lambda self, *given: None)
+        patch.setattr(ReplayingRunner, "_remember", lambda self, *given: None)
         assert list(llm.engine.warm_up())
-    runner._captured.clear()
+    runner.captured.clear()
     return left_out

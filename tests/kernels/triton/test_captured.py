@@ -12,6 +12,7 @@ import torch
 
 from paceline.engine.budget import FixedBudget
 from paceline.engine.device import DeviceRunner
+from paceline.engine.replaying import ReplayingRunner
 from paceline.engine.round import Round
 from paceline.testing import SETTINGS, prompts, tiny_llm
 from tests.drafters.contract import DRAFTERS
@@ -26,8 +27,8 @@ pytestmark = [
 def drafts(monkeypatch: pytest.MonkeyPatch, name: str, kernels: str, captured: bool) -> list[list[int]]:
     """What was proposed, round by round."""
     seen: list[list[int]] = []
-    way = "_replay" if captured else "_launch"
-    run = getattr(DeviceRunner, way)
+    runner, way = (ReplayingRunner, "_replay") if captured else (DeviceRunner, "_launch")
+    run = getattr(runner, way)
 
     def noting(*given: object) -> Round:
         round: Round = run(*given)
@@ -36,7 +37,7 @@ def drafts(monkeypatch: pytest.MonkeyPatch, name: str, kernels: str, captured: b
         return round
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeviceRunner, way, noting)
+        patch.setattr(runner, way, noting)
         llm = tiny_llm(DRAFTERS[name]({}), kernels=kernels, behind=1, captured=captured, budget="fixed", max_num_seqs=2)
         llm.engine.budget = FixedBudget(2)
         if kernels == "triton":  # what that leaves behind is seen by nobody
