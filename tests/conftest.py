@@ -3,6 +3,7 @@
 So for PyTorch and for the native kernels; tests of more threads choose their own.
 """
 
+import gc
 import os
 import signal
 from typing import Any
@@ -18,6 +19,8 @@ torch.set_num_threads(1)
 if (native := library()) is not None:
     native.paceline_threads(1)
 
+gc.disable()  # until all is collected: a quarter of that time would go into looking for garbage among what stays
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -30,6 +33,9 @@ def pytest_collection_finish() -> None:
     if torch.cuda.is_available():
         torch.cuda.init()  # before the variable hides it: for children alone
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    gc.collect()
+    gc.freeze()  # modules and thousands of tests: no collection during a test looks through them again
+    gc.enable()
     torch.cuda.is_available = lambda: False
 
 
