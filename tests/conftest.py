@@ -6,8 +6,10 @@ So for PyTorch and for the native kernels; tests of more threads choose their ow
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
@@ -33,10 +35,19 @@ def pytest_collection_finish() -> None:
     if torch.cuda.is_available():
         torch.cuda.init()  # before the variable hides it: for children alone
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    gc.collect()
-    gc.freeze()  # modules and thousands of tests: no collection during a test looks through them again
     gc.enable()
     torch.cuda.is_available = lambda: False
+
+
+@pytest.fixture(scope="module")
+def settled() -> Iterator[None]:
+    """For tests that close engines, which is a full collection each: none goes through all that was there before.
+
+    Not for all tests: `LLM.generate` counts what is frozen, which takes its time.
+    """
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

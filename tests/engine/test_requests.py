@@ -410,4 +410,4 @@ def test_what_is_loaded_is_no_garbage_while_answers_are_made_and_afterwards_all_
         assert seen and all(count > 0 for count in seen)
         assert (gc.get_freeze_count() > 0) == frozen, "what the caller froze stays so"
     finally:
-        gc.freeze()  # as tests/conftest.py left it
+        gc.unfreeze()
