@@ -13,7 +13,7 @@ import transformers
 from paceline.kernels import KERNELS
 from paceline.models import loader
 from paceline.models.base import FINAL
-from tests.models.running import CPU, run
+from tests.models.running import CPU, SINGLY, run
 
 LENGTH = 40
 TOLERANCE = 1e-4
@@ -102,7 +102,7 @@ def test_logits_are_those_of_transformers(name: str, kernels: str) -> None:
         wanted = model(torch.tensor([ids])).logits[0]
     loaded = loader.build(loader.find(model), torch.float32, CPU, kernels, 256)
     assert loaded.unused == []
-    for chunks in ([LENGTH], [13, 20, 7], [1] * LENGTH):
+    for chunks in ([LENGTH], [13, 20, 7], SINGLY):
         logits, _ = run(loaded, ids, chunks)
         assert (logits - wanted).abs().max() <= TOLERANCE
     assert wanted.std() > 0.05, "logits that hardly differ would prove nothing"
