@@ -3,8 +3,10 @@
 So for PyTorch and for the native kernels; tests of more threads choose their own.
 """
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ from paceline.kernels.cpu.library import library
 torch.set_num_threads(1)
 if (native := library()) is not None:
     native.paceline_threads(1)
+
+gc.disable()  # until all is collected: a quarter of that time would go into looking for garbage among what stays
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,7 +37,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if torch.cuda.is_available():
         torch.cuda.init()  # before the variable hides it: for children alone
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    gc.enable()
     torch.cuda.is_available = lambda: False
+
+
+@pytest.fixture(scope="module")
+def settled() -> Iterator[None]:
+    """For tests that close engines, which is a full collection each: none goes through all that was there before.
+
+    Not for all tests: `LLM.generate` counts what is frozen, which takes its time.
+    """
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -31,7 +31,7 @@ def check_books(llm: LLM) -> None:
     pool.check()
     held: Counter[int] = Counter(page for sequence in running for page in sequence.pages)
     assert 0 not in held, "page 0 belongs to nobody"
-    assert all(pool.refs(page) == held[page] for page in range(pool.num_pages + 1))
+    assert held == {page: refs for page in range(pool.num_pages + 1) if (refs := pool.refs(page))}
     slots = [sequence.slot for sequence in running]
     if table.windowed is not None:
         table.windowed.check()

@@ -19,6 +19,7 @@ from tests.drafters.contract import SETTINGS, plain, prompts
 from tests.fakes import check_books, set_apart, tiny_model
 from tests.tokens import NUM_IDS, tokenizer
 
+pytestmark = pytest.mark.usefixtures("settled")
 PARAMS = SETTINGS["greedy"]
 PAUSE = 0.001  # between looks at what another thread does, which needs the interpreter meanwhile
 

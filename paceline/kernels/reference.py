@@ -1,7 +1,8 @@
 """The reference: every row computed alone, in an order that depends on that row only.
 
-A row is copied to memory of its own before each operation, so that its alignment, its neighbours and the way a
-vectorised loop is cut cannot reach its result. Registered with torch.library, since a loop over rows cannot be traced.
+A row is copied to memory of its own before each operation that adds up or approximates, so that its alignment, its
+neighbours and the way a vectorised loop is cut cannot reach its result. What is rounded exactly, value by value, is
+the same however a loop is cut. Registered with torch.library, since a loop over rows cannot be traced.
 """
 
 from __future__ import annotations
@@ -107,13 +108,10 @@ class ReferenceForward(EagerForward):
         return torch.cat([kept, torch.stack(made, dim=1)], dim=-1).flatten(1)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
-        def norm(row: Tensor) -> Tensor:
-            wide = row.float()
-            scaled = wide * torch.rsqrt((wide * wide).sum() / wide.numel() + eps)
-            normed = scaled.to(row.dtype) * weight
-            return normed if bias is None else normed + bias
-
-        return _by_row(norm, x.reshape(-1, x.shape[-1])).reshape(x.shape)
+        wide = x.reshape(-1, x.shape[-1]).float()
+        total = _by_row(lambda row: row.sum()[None], wide * wide)
+        normed = (wide * torch.rsqrt(total / wide.shape[1] + eps)).to(x.dtype) * weight
+        return (normed if bias is None else normed + bias).reshape(x.shape)
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         return _by_row(lambda row: torch.nn.functional.layer_norm(row, row.shape, weight, bias, eps), x)

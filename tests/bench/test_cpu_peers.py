@@ -1,7 +1,7 @@
 """The measurements against other programs, run small: their shape, what a missing peer looks like, their arithmetic.
 
-No time is judged here. In the long run the sides are processes of their own, as always, and so is the script, as
-anybody would start it. Elsewhere sides answer in this process: starting one takes seconds.
+No time is judged here. For one figure the sides are processes of their own, as always, and so is the script, as anybody
+would start it. Elsewhere sides answer in this process: starting one takes seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import math
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -58,12 +60,20 @@ class Here(peer_processes.Peer):  # type: ignore[misc]
         del self.side
 
 
+@contextmanager
+def sides_here() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (peer_processes, same_tokens, perplexity):
+            patch.setattr(module, "Peer", Here)
+        for silenced in ("set_verbosity_error", "disable_progress_bar"):  # not for all tests to come
+            patch.setattr(transformers.logging, silenced, lambda: None)
+        yield
+
+
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (peer_processes, same_tokens, perplexity):
-        monkeypatch.setattr(module, "Peer", Here)
-    for silenced in ("set_verbosity_error", "disable_progress_bar"):  # not for all tests to come
-        monkeypatch.setattr(transformers.logging, silenced, lambda: None)
+def here() -> Iterator[None]:
+    with sides_here():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +95,22 @@ def record(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     )
     output = folder / "out.json"
     words = ["--quick", "--repeat", "2", "--threads", "1", "--small", str(checkpoint), "--large", str(checkpoint)]
-    words += ["--dataset-path", str(folder / "asked.jsonl"), "--output", str(output)]
-    command = [sys.executable, str(BENCH / "cpu_peers.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    with sides_here(), pytest.raises(SystemExit) as ended:
+        cpu_peers.main([*words, "--dataset-path", str(folder / "asked.jsonl"), "--output", str(output)])
+    assert ended.value.code == 0
     told: dict[str, Any] = json.loads(output.read_text())
     return told
+
+
+def test_the_script_asks_sides_in_processes_of_their_own(checkpoint: Path, tmp_path: Path) -> None:
+    words = ["--quick", "--repeat", "1", "--threads", "1", "--small", str(checkpoint), "--only", "decode-small"]
+    command = [sys.executable, str(BENCH / "cpu_peers.py"), *words, "--output", str(tmp_path / "out.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "out.json").read_text())["figures"]
+    (run,) = figures["decode-small"]["raw"]["paceline"]
+    assert len(run["tokens"]) == cpu_peers.QUICK.new
+    assert "tokens/s" in done.stdout
 
 
 def test_every_figure_is_there_with_the_record_of_the_machine(record: dict[str, Any]) -> None:

@@ -30,19 +30,19 @@ def test_calls_from_several_threads_give_everybody_their_own_text(drafter: Any, 
 
     def ask(number: int) -> None:
         try:
-            for turn in range(3):
+            for turn in range(2):
                 prompt = prompts(3)[(number + turn) % 3]
                 (output,) = llm.generate([prompt], PARAMS)
                 found.append((tuple(prompt), output.outputs[0].token_ids))
         except BaseException as fault:
             faults.append(fault)
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not faults and len(found) == 18
+    assert not faults and len(found) == 10
     assert all(tokens == wanted[prompt] for prompt, tokens in found)
     check_books(llm)
     assert not llm._live and llm.engine.table.num_free == llm.options.max_num_seqs

@@ -14,6 +14,7 @@ from paceline.errors import EngineError
 from tests.drafters.contract import SETTINGS, plain, prompts
 from tests.fakes import tiny_llm
 
+pytestmark = pytest.mark.usefixtures("settled")
 PARAMS = SETTINGS["greedy"]
 LATER: dict[str, Callable[[LLM], Any]] = {
     "generate": lambda llm: llm.generate([[5]], PARAMS),

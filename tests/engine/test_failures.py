@@ -77,7 +77,7 @@ def finish(llm: LLM, gathered: dict[str, Gathered]) -> dict[str, CompletionOutpu
 def test_an_interrupt_at_any_line_loses_nothing(first: int, name: str, behind: int | None) -> None:
     """Interrupted once, at a line that differs from try to try, an engine that goes on says what it would have said."""
     drafter = None if name == "none" else DRAFTERS[name](recorded(3, "seeded"))
-    llm = tiny_llm(drafter, behind, block_size=4, max_batched_tokens=20)
+    llm = tiny_llm(drafter, behind, block_size=4, max_batched_tokens=20, max_num_seqs=4)
     hits = 0
     for line in range(first, 7000, 587):
         gathered: dict[str, Gathered] = {}
@@ -108,8 +108,8 @@ def test_an_interrupt_at_any_line_loses_nothing(first: int, name: str, behind: i
 
 @pytest.mark.parametrize("behind", [None, 2])
 def test_an_interrupt_while_a_request_is_aborted_or_the_drafter_changed_loses_nobody(behind: int | None) -> None:
-    llm = tiny_llm(DRAFTERS["ngram"]({}), behind, block_size=4)
-    for line in range(1 + 23 * (behind or 0), 1200, 47):  # odd and even in turn
+    llm = tiny_llm(DRAFTERS["ngram"]({}), behind, block_size=4, max_num_seqs=4)
+    for line in range(1 + 33 * (behind or 0), 1200, 67):  # odd and even in turn
         gathered = {llm.add(prompt, SETTINGS["greedy"]): Gathered() for prompt in prompts(3)}
         first, second, third = gathered
         done: dict[str, CompletionOutput] = {}
@@ -131,7 +131,7 @@ def test_the_text_that_was_streamed_is_whole_after_an_interrupt() -> None:
     llm = LLM(tiny_model(vocab=NUM_IDS), tokenizer=tokenizer(), kernels="reference", max_model_len=64, device="cpu")
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, stop=["never said by anybody"])
     (wanted,) = llm.generate([[5, 9, 22]], params)
-    for line in range(5, 1500, 41):
+    for line in range(5, 1500, 71):
         gathered = {llm.add([5, 9, 22], params): Gathered()}
         done: dict[str, CompletionOutput] = {}
         with contextlib.suppress(KeyboardInterrupt), interrupt_at(line):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from paceline import LLM, DraftModel, FirstOf, SamplingParams
 from paceline.drafters.base import Context
 from paceline.drafters.tree import Proposal
 from paceline.kernels.cpu.library import library
-from tests.drafters.contract import DRAFTERS, recorded
+from tests.drafters.contract import DRAFTERS
 from tests.fakes import VOCAB, Known, Recorded, check_books, set_apart, tiny_model
 
 PROMPT = [5, 17, 42, 5, 17, 42, 9]
@@ -51,8 +52,9 @@ def greedy(max_tokens: int | None) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
 
 
-def known(length: int = 200) -> Recorded:
-    (out,) = make(None, length).generate([PROMPT], greedy(8))
+@functools.cache
+def known(kernels: str = "reference") -> Recorded:
+    (out,) = make(None, 200, kernels=kernels).generate([PROMPT], greedy(8))
     return {tuple(PROMPT): [*PROMPT, *out.outputs[0].token_ids]}
 
 
@@ -98,23 +100,30 @@ def test_no_row_stands_beyond_the_models_positions(left: int, kernels: str, monk
     monkeypatch.setattr(model, "forward", watched)
     (out,) = llm.generate([PROMPT], greedy(None))
     assert max(seen) < length
-    plain = make(None, 200, kernels=kernels).generate([PROMPT], greedy(left))
-    assert out.outputs[0].token_ids == plain[0].outputs[0].token_ids
+    assert out.outputs[0].token_ids == known(kernels)[tuple(PROMPT)][len(PROMPT) : length]
 
 
 TREES = [name for name in DRAFTERS if DRAFTERS[name]({}).create().trees]
 
 
-@pytest.mark.parametrize("behind", [None, 1, 2])
+NEAR_END = [PROMPT * 3, [*PROMPT, 8] * 2, PROMPT[1:] * 3]
+END = 26
+
+
+@functools.cache
+def plain_beyond() -> Recorded:
+    """What plain decoding says to those prompts, the end and a few tokens more."""
+    outputs = make(None, END + 6).generate(NEAR_END, greedy(None))
+    return {tuple(prompt): [*prompt, *out.outputs[0].token_ids] for prompt, out in zip(NEAR_END, outputs)}
+
+
+@pytest.mark.parametrize("behind", [None, 2])
 @pytest.mark.parametrize("name", TREES)
 def test_every_drafter_of_trees_says_plains_text_up_to_the_models_end(name: str, behind: int | None) -> None:
-    texts = recorded(3, "greedy")
-    prompts = [list(prompt) for prompt in texts]
-    length = max(map(len, prompts)) + 9
-    plain = [out.outputs[0].token_ids for out in make(None, length).generate(prompts, greedy(None))]
-    llm = make(DRAFTERS[name](texts), length, behind, block_size=4)
-    assert [out.outputs[0].token_ids for out in llm.generate(prompts, greedy(None))] == plain
-    assert [len(prompt) + len(tokens) for prompt, tokens in zip(prompts, plain)] == [length] * 3
+    llm = make(DRAFTERS[name](plain_beyond()), END, behind, block_size=4)
+    outputs = llm.generate(NEAR_END, greedy(None))
+    said = [[*prompt, *out.outputs[0].token_ids] for prompt, out in zip(NEAR_END, outputs)]
+    assert said == [text[:END] for text in plain_beyond().values()]
     check_books(llm)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -33,6 +34,11 @@ DRAFTERS: dict[str, Any] = {
 
 def small() -> str:
     return str(catalog.ensure(catalog.DEFAULT_MODEL, progress=False))
+
+
+@functools.cache
+def default_llm() -> LLM:
+    return LLM(small(), max_model_len=256, kernels="native")
 
 
 def generated(llm: LLM, prompts: list[str], params: SamplingParams) -> tuple[list[Any], int]:
@@ -72,8 +78,8 @@ def test_the_default_model_says_the_same_with_every_drafter(
     sampling: str, record_property: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fakes, "VOCAB", 4000)  # where replay takes its wrong tokens from
-    llm = LLM(small(), max_model_len=256, kernels="native")
-    params = SamplingParams(max_tokens=32, ignore_eos=True, **SAMPLING[sampling])
+    llm = default_llm()
+    params = SamplingParams(max_tokens=24, ignore_eos=True, **SAMPLING[sampling])
     seen = compare(llm, PROMPTS, params, list(DRAFTERS))
     record_property("shown", f"native kernels, {catalog.DEFAULT_MODEL}, {sampling}: {seen}")
 

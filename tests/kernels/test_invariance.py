@@ -30,7 +30,7 @@ from tests.kernels.tiny import (
 )
 
 LENGTH = 64
-TREES = 36
+TREES = 20
 
 
 def test_what_is_compared_varies() -> None:

@@ -18,7 +18,7 @@ from paceline.kernels.ops import Experts, Routing, Weight
 from tests.kernels.mixtures import EXPERTS, HIDDEN, ROUTINGS, WIDE, Mixture, by_hand, rows
 from tests.kernels.tiny import CPU, packed, paths_built, same_bits
 
-MANY = 300  # rows: some experts have whole panels of sixteen, some few
+MANY = 160  # rows: some experts have whole panels of sixteen, some few
 WIDEST = 256
 
 
@@ -57,9 +57,9 @@ def test_a_row_has_the_same_bits_in_any_batch_on_any_path_with_any_threads(
     wanted = torch.cat([mixture.run(x[r : r + 1], scores[r : r + 1]) for r in range(MANY)])
     for path in paths_built():
         select(path)
-        for count in (1, 2, 3):
+        for count in (1, 3):
             threads(count)
-            for some in (1, 2, 5, 17, 100, MANY):
+            for some in (1, 5, 17, MANY):
                 found = [mixture.run(x[at : at + some], scores[at : at + some]) for at in range(0, MANY, some)]
                 assert same_bits(torch.cat(found), wanted), (path, count, some)
             order = torch.randperm(MANY, generator=torch.Generator().manual_seed(count))

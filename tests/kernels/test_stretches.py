@@ -46,7 +46,7 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(params=(1, 2, 3))
+@pytest.fixture(params=(1, 3))
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     found = library()
     assert found is not None
@@ -112,15 +112,22 @@ def test_every_node_of_a_tree_over_a_stretch_s_end_has_its_path_s_bits(name: str
             assert same_bits(rows[1 + node][None], other.run([Work(0, len(text) - 1, 1)]).final), (base, node)
 
 
+def far_rows(name: str, kernels: str) -> Tensor:
+    table = table_of(name, kernels)
+    table.run([Work(0, 0, 300)])
+    return table.run([Work(0, 300, 6)]).final
+
+
+@functools.cache
+def far_rows_of_the_reference(name: str) -> Tensor:
+    return far_rows(name, "reference")
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_long_texts_agree_with_the_reference(name: str, threads: int) -> None:
-    results = []
-    for kernels in ("native", "reference"):
-        table = table_of(name, kernels)
-        table.run([Work(0, 0, 300)])
-        results.append(table.run([Work(0, 300, 6)]).final)
-    assert (results[0] - results[1]).abs().max() <= 2e-5
-    assert results[1].std() > 0.05
+    wanted = far_rows_of_the_reference(name)
+    assert (far_rows(name, "native") - wanted).abs().max() <= 2e-5
+    assert wanted.std() > 0.05
 
 
 PATHS = ("portable", "avx2", "avx512")

@@ -13,6 +13,7 @@ from paceline.models import loader
 from paceline.models.batch import Work, pack
 
 CPU = torch.device("cpu")
+SINGLY = [*[1] * 8, 6, *[1] * 4, 14, *[1] * 8]  # of 40: the first, some over a page's end, the last
 
 
 def run(loaded: loader.Loaded, ids: list[int], chunks: list[int], taps: tuple[int, ...] = ()) -> tuple[Any, Any]:

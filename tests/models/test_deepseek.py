@@ -20,7 +20,7 @@ from paceline.kernels import KERNELS
 from paceline.kernels.training import Sequences, run_dense, weights_of
 from paceline.models.fp8 import dequantise
 from tests.models.folders import configure, greedy, refuse, rewrite
-from tests.models.running import run
+from tests.models.running import SINGLY, run
 from tests.models.tiny_deepseek import CONFIGS, PACKABLE, build, tiny_deepseek
 from tests.sentences import assert_sentence
 
@@ -51,7 +51,7 @@ def test_logits_are_those_of_transformers(
     loaded = build(model, kernels, FORMS[form])
     assert loaded.unused == []
     most = []
-    for chunks in ([LENGTH], [13, 20, 7], [1] * LENGTH):
+    for chunks in ([LENGTH], [13, 20, 7], SINGLY):
         logits, _ = run(loaded, ids(), chunks)
         most.append(float((logits - wanted).abs().max()))
         assert most[-1] <= TOLERANCE

@@ -14,7 +14,7 @@ import transformers
 from paceline.errors import CheckpointError
 from paceline.kernels import KERNELS
 from paceline.models import loader
-from tests.models.running import CPU, run
+from tests.models.running import CPU, SINGLY, run
 
 LENGTH = 40
 SHAPE: dict[str, Any] = {
@@ -66,7 +66,7 @@ def test_logits_are_those_of_transformers(
     for given in (model, tmp_path):
         loaded = loader.build(loader.find(given), torch.float32, CPU, kernels, 256)
         assert loaded.unused == []
-        for chunks in ([LENGTH], [13, 20, 7], [1] * LENGTH):
+        for chunks in ([LENGTH], [13, 20, 7], SINGLY):
             worst = max(worst, float((run(loaded, ids, chunks)[0] - wanted).abs().max()))
     record_property("shown", f"GLM-4.5, {name}, {kernels}: logits differ from transformers' by {worst:.1e} at most")
     assert worst <= 1e-4 and wanted.std() > 0.05

@@ -22,15 +22,11 @@ PROMPTS = [
     "The capital of France is",
     "Once upon a time, in a small village by the sea,",
     "def fibonacci(n):\n    ",
-    "A recipe for pancakes: take two eggs,",
     "List of planets in order from the sun: Mercury,",
-    "Dear Sir or Madam,\n\nI am writing to",
-    "SELECT name, age FROM users WHERE",
     "One two three four five six seven eight nine ten. One two three four",
-    "Q: What is 7 times 8?\nA:",
     "import numpy as np\n\nx = np.",
 ]
-TOKENS = 32
+TOKENS = 24
 
 
 @functools.cache

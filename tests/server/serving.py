@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
 import socket
 import threading
 import time
@@ -23,6 +24,22 @@ from tests.server.building import build
 
 NAME = "tiny"
 PATIENCE = 180.0  # seconds; nothing that works takes so long
+
+# Programs spawn their engine's process, which imports for seconds (tests/server/test_command.py). Here it is forked
+# from one process that has imported all of this.
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(
+    [
+        "paceline.llm",
+        "paceline.kernels.cpu.native",
+        "paceline.server.runtime",
+        "jinja2.sandbox",
+        "safetensors.torch",
+        "tokenizers",
+        "transformers.models.auto.tokenization_auto",
+        "transformers.models.llama.configuration_llama",
+    ]
+)
 
 
 @dataclass
@@ -70,7 +87,9 @@ def serving(
 ) -> Iterator[Served]:
     """make: builds the LLM from the folder, the drafter and the options."""
     chosen = Settings(str(folder), (NAME, "other"), **(settings or {}))
-    app = create(chosen, EngineProcess(functools.partial(make or build, str(folder), drafter, options)))
+    engine = EngineProcess(functools.partial(make or build, str(folder), drafter, options))
+    engine._context = FORKED  # type: ignore[assignment]
+    app = create(chosen, engine)
     config = uvicorn.Config(app, port=0, http=Impatient, log_level="error", lifespan="on", timeout_graceful_shutdown=1)
     runner = uvicorn.Server(config)
     thread = threading.Thread(target=runner.run, daemon=True)

@@ -188,8 +188,7 @@ def sentence_of(*words: str) -> str:
     return said[0]
 
 
-def test_an_engine_that_cannot_start_ends_the_command_with_one_sentence(checkpoint: Path, tmp_path: Path) -> None:
-    assert "there" in sentence_of("--model", str(tmp_path / "not-there"))
+def test_an_engine_that_cannot_start_ends_the_command_with_one_sentence(checkpoint: Path) -> None:
     assert "max_model_len" in sentence_of("--model", str(checkpoint), "--max-model-len", "100000").replace("-", "_")
 
 
