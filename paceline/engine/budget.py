@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from paceline.engine.ladder import FEW, NODES
 from paceline.engine.luck import Luck
-from paceline.engine.sizes import FEW, NODES
 from paceline.engine.stats import EngineStats, RoundRecord
 
 BUDGETS = ("auto", "fixed", "measured")

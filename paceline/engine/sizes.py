@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from paceline.engine.ladder import FEW, MIXED, MIXED_NODES, NODES, ROWS, up
 from paceline.engine.round import Plan
 from paceline.models.frame import Size
-
-FEW = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sequences that decode
-MIXED = (8, 32, 128, 256)  # and those beside prompt chunks
-ROWS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # with prompt chunks
-NODES = (0, 1, 2, 3, 5, 8, 16, 32, 64)
-MIXED_NODES = (0, 8, 64)  # beside prompt chunks, whose rows cost more than nodes that are left over
 
 
 def find_size(plan: Plan, max_nodes: int, least_nodes: int = 0) -> Size | None:
@@ -23,12 +18,12 @@ def find_size(plan: Plan, max_nodes: int, least_nodes: int = 0) -> Size | None:
     exact = Size.exact(shape, plan.num_sampling)
     exact = exact._replace(nodes=exact.nodes and max(exact.nodes, least_nodes))
     decoding = exact.chunks == 0 and all(count == 1 for count, _ in shape)
-    nodes = _up(exact.nodes, NODES if decoding else MIXED_NODES) or exact.nodes
+    nodes = up(exact.nodes, NODES if decoding else MIXED_NODES) or exact.nodes
     nodes = min(nodes, max(max_nodes, exact.nodes))
     if decoding:
-        sampling = _up(exact.sampling, FEW)
+        sampling = up(exact.sampling, FEW)
         return None if sampling is None else Size(sampling * (1 + nodes), sampling, 0, nodes)
-    rows, sampling = _up(exact.rows, ROWS), _up(exact.sampling, MIXED)
+    rows, sampling = up(exact.rows, ROWS), up(exact.sampling, MIXED)
     if rows is None or sampling is None or exact.chunks > 1:
         return None
     return Size(rows, sampling, 1, nodes)
@@ -39,16 +34,12 @@ def usual_sizes(max_num_seqs: int, max_rows: int, max_nodes: int, arms: Iterable
 
     arms: numbers of nodes that a budget may choose; of those between none and all, rounds that are not too large.
     """
-    few = FEW[: FEW.index(_up(max_num_seqs, FEW) or FEW[-1]) + 1]
+    few = FEW[: FEW.index(up(max_num_seqs, FEW) or FEW[-1]) + 1]
     between = [Size(count * (1 + nodes), count, 0, nodes) for nodes in arms if 0 < nodes < max_nodes for count in few]
     found = [size for size in between if size.rows <= max_rows]
     for nodes in {0, max_nodes}:
         found += [Size(count * (1 + nodes), count, 0, nodes) for count in few]
-        rows = ROWS[: ROWS.index(_up(max_rows, ROWS) or ROWS[-1]) + 1]
-        most = _up(max_num_seqs, MIXED) or MIXED[-1]
+        rows = ROWS[: ROWS.index(up(max_rows, ROWS) or ROWS[-1]) + 1]
+        most = up(max_num_seqs, MIXED) or MIXED[-1]
         found += [Size(count, beside, 1, nodes) for count in rows for beside in MIXED if beside <= min(most, count)]
     return sorted(found, reverse=True)
-
-
-def _up(count: int, allowed: tuple[int, ...]) -> int | None:
-    return next((size for size in allowed if size >= count), None)

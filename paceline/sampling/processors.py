@@ -127,7 +127,8 @@ def _ban(logits: Tensor, rows: Rows, state: SamplerState, bans: Tensor, held: Te
     last, head = own[:, :, 0], own[:, :, 1:]
     tail = _tail(rows, state, head.shape[2])[:, None]
     fits = ((tail == head) | (head == ANYTHING)).all(2) & held[:, None]  # [R, W]
-    return logits.scatter_reduce(1, last, torch.where(fits, NEVER, -NEVER), "amin")  # bans may share their last token
+    most = torch.where(fits, NEVER, -NEVER).to(logits.dtype)
+    return logits.scatter_reduce(1, last, most, "amin")  # bans may share their last token
 
 
 def _counts(rows: Rows, state: SamplerState, vocab_size: int) -> tuple[Tensor, Tensor]:
