@@ -246,5 +246,9 @@ class Pace:
             self._state.index_fill_(1, index, 0)
             self._state[0].index_fill_(0, index, self._max)
 
+    @torch.inference_mode()
     def reset(self) -> None:
-        self._state = None
+        """In place: captured rounds go on reading it."""
+        if self._state is not None:
+            self._state.zero_()
+            self._state[0] = self._max

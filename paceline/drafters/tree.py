@@ -103,6 +103,16 @@ class Proposal:
             above = torch.where(index < sizes[:, None], above, PADDING)
         return replace(self, sizes=sizes, above=above)
 
+    def narrow(self, width: int) -> Proposal:
+        """The same where no tree has more than `width` nodes: without what is padding in all."""
+        if self.num_nodes <= width:
+            return self
+        above, probs, scratch, origins = (
+            None if one is None else one[:, :width] for one in (self.above, self.probs, self.scratch, self.origins)
+        )
+        tokens = self.tokens[:, :width]
+        return replace(self, tokens=tokens, above=above, probs=probs, scratch=scratch, origins=origins)
+
     def only(self, kept: Tensor, width: int) -> Proposal:
         """The nodes that are kept [B, N], as they stood, the first `width` of them; above a kept node all are kept."""
         nodes = torch.argsort((~kept).to(torch.int8), dim=1, stable=True)[:, :width]  # [B, width]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from paceline.engine.ladder import FEW, NODES
+from paceline.engine.ladder import FEW, NODES, up
 from paceline.engine.luck import Luck
 from paceline.engine.stats import EngineStats, RoundRecord
 
@@ -93,7 +93,7 @@ class MeasuredBudget:
         self._load(record.sequences).spend(record.nodes, max(seconds, 1e-9))
 
     def _load(self, sequences: int) -> Load:
-        size = next((few for few in FEW if few >= sequences), sequences | 255)
+        size = up(sequences, FEW) or sequences | 255
         if size not in self._loads:
             self._loads[size] = Load(size)
         return self._loads[size]

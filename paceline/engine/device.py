@@ -70,7 +70,7 @@ class DeviceRunner(Runner):
         work = plan.work[: plan.num_drafting]
         slots, budgets = [item.slot for item in work], [item.num_nodes for item in work]
         context = DraftContext(slots, budgets, self.state, self.rule)
-        proposal = context.cut(self.drafter.propose(context))
+        proposal = context.cut(self.drafter.propose(context)).narrow(max(budgets))
         plan.cut(proposal.num_nodes)
         if not proposal.num_nodes:  # a round like any without drafts
             plan.num_drafting = 0

@@ -45,7 +45,8 @@ class EngineOptions:
     num_pages: pages of the cache, instead of counting what fits into memory.
     prefix_caching: share the pages of prompts that begin alike.
     budget: how much is drafted: fixed, all that the drafter may; measured, what brings most tokens a second while so
-      many sequences run, from what rounds cost; auto, measured on an accelerator and fixed on a CPU.
+      many sequences run, from what rounds cost; auto, measured on an accelerator if
+      acceptance is exact, else fixed.
     acceptance: the rule: exact keeps every token; rejection and block keep the distribution; typical keeps neither.
     kernels: one of auto, native (CPU), triton (GPU), torch, reference.
     exact_kernels: whether a row is computed to the same bits whatever is computed with it, so that no drafter changes a

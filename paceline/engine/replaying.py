@@ -55,6 +55,7 @@ class Key(NamedTuple):
     drafts: bool
     new: bool
     shaped: Hashable  # what the drafter, or what it handed over, adds
+    logits: bool = False  # somebody reads them after the round; where nobody does, their memory serves other rounds
 
 
 class ReplayingRunner(DeviceRunner):
@@ -93,7 +94,8 @@ class ReplayingRunner(DeviceRunner):
             return None
         if self.rule.follows and size.chunks and kind is not None and kind.tempered:
             kind = self.state.kinds[TEMPERED]  # little beside a prompt, and half as many to capture
-        return Key(size, kind, bool(plan.num_drafting), new, shaped)
+        logits = kind is None or self.taps.node_logits or plan.wants_logprobs
+        return Key(size, kind, bool(plan.num_drafting), new, shaped, logits)
 
     def _kind(self, plan: Plan) -> Kind | None:
         return common_kind(set(map(self.state.kinds.__getitem__, plan.slots[: plan.num_sampling])), self.state)
@@ -141,9 +143,10 @@ class ReplayingRunner(DeviceRunner):
     def measure_rounds(self) -> Costs:
         """What the captured rounds of decoding alone take with nobody in them. Nothing may be in flight."""
         found: dict[tuple[int, int], float] = {}
+        usual = self.state.kinds[self.table.null]
         for key, captured in self.captured.items():
             frame, size = captured.frame, captured.frame.size
-            if size.chunks == 0 and size.rows == size.sampled and key.kind is not None and key.kind.greedy:
+            if size.chunks == 0 and size.rows == size.sampled and key.kind == usual:
                 frame.fill((), 0, FrameInput([], [], [], []), self.table)
                 found[size.sampling, size.nodes] = self._time(captured.replay)
         return found
@@ -178,6 +181,8 @@ class ReplayingRunner(DeviceRunner):
         frame, asked = self._lay_out(key, slots, handed)
         with holding() as held:
             outcome, replay = self._capture(lambda: (self.prepare if asked.open else self.compute)(frame, asked))
+        if not key.logits:
+            outcome = outcome._replace(out=replace(outcome.out, logits=None))
         return Captured(frame, asked, outcome, replay, held)
 
     def _replay(self, captured: Captured, plan: Plan, handed: Proposal | None, new: list[bool], times: Times) -> Round:
@@ -188,9 +193,10 @@ class ReplayingRunner(DeviceRunner):
         made, asked = captured.outcome, captured.asked
         if asked.open:
             slots = plan.slots[: plan.num_sampling]
-            made = self.conclude(made, asked._replace(slots=slots + asked.slots[len(slots) :]))
+            nobody = [self.table.null] * (len(asked.slots) - len(slots))
+            made = self.conclude(made, asked._replace(slots=slots + nobody))
         out = made.out
-        if any(sequence.params.logprobs is not None for sequence in plan.sequences) and out.logits is not None:
+        if plan.wants_logprobs and out.logits is not None:
             out = replace(out, logits=out.logits.clone())  # the next replay writes over them
         return self._round(plan, made, out, times)
 

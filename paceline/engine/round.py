@@ -75,6 +75,10 @@ class Plan:
         return tuple([(item.count, item.num_nodes) for item in self.work])
 
     @property
+    def wants_logprobs(self) -> bool:
+        return any(one.params.logprobs is not None for one in self.sequences)
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         return any(work.start is not None and one.wants_prompt_logprobs for one, work in zip(self.sequences, self.work))
 

@@ -1,4 +1,4 @@
-"""Which captured round a planned one fits into: few sizes serve all, and little of each is left over."""
+"""Which captured round a planned one fits into, and which are captured at the start."""
 
 from __future__ import annotations
 

@@ -123,6 +123,7 @@ class Frame(Places):
         drafting = np.where(budgets > 0, rows[0, : size.sampling], table.null)
         moving = np.concatenate([*rows, drafting, budgets])
         sent = torch.from_numpy(np.concatenate([layout, moving]))
+        self._filled = ()  # whatever interrupts here, the next round sends all
         self._buffer.copy_(sent.pin_memory() if self._buffer.is_cuda else sent, non_blocking=True)
         self._filled = shape, num_sampling, given
 

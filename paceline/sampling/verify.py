@@ -42,7 +42,7 @@ class Verdict:
     tokens: Tensor  # [B, D+1] accepted tokens, then one more; -1 beyond, and -1 as the last one if none can be sampled
     nodes: Tensor  # [B, D] accepted nodes by depth; -1 beyond
     lengths: Tensor  # [B] how many were accepted
-    sent: Tensor | None = None  # [B, W] all that `Round.send` sends, where kernels laid it out
+    sent: Tensor | None = None  # [B, W] all that a `Report` has, where kernels laid it out
     committed: bool = False  # by whoever reached it
 
     @classmethod

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from paceline import LLM, NGram, SamplingParams
+from paceline import LLM, Eagle, FirstOf, NGram, SamplingParams, Suffix
 from paceline.engine.replaying import Key, ReplayingRunner
 from paceline.testing import prompts, tiny_llm
+from tests.drafters.tiny_eagle import tiny_eagle
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
 WARM = dataclasses.replace(GREEDY, temperature=0.8, seed=3)
@@ -67,3 +68,34 @@ def test_where_a_rule_does_not_take_the_samplers_own_tokens_greedy_rounds_alone_
     list(llm.engine.warm_up())
     assert {key.kind.greedy for key in keys_of(llm)} == {True}
     assert tokens(llm, GREEDY) == tokens(tiny_llm(), GREEDY)
+
+
+def test_logits_are_kept_where_somebody_reads_them_and_nowhere_else() -> None:
+    llm = captured_llm(NGram(3, min_match=1))
+    read = dataclasses.replace(GREEDY, logprobs=2)
+    wanted = [[*output.outputs[0].logprobs] for output in tiny_llm().generate(prompts(3), read)]
+    tokens(llm, GREEDY)
+    assert {key.logits for key in keys_of(llm)} == {False}
+    assert all(captured.outcome.out.logits is None for captured in llm.engine.runner.captured.values())
+    found = [[*output.outputs[0].logprobs] for output in llm.generate(prompts(3), read)]
+    assert {key.logits for key in keys_of(llm)} == {False, True}
+    for one, other in zip(found, wanted):
+        assert [sorted(place) for place in one] == [sorted(place) for place in other]
+
+
+def test_a_host_drafters_proposal_may_be_wider_than_the_budget() -> None:
+    """A static tree is drawn whole, whatever fits near the end of an answer."""
+    llm = captured_llm(FirstOf(Suffix(3), Eagle(tiny_eagle("first"), 25, tree="static")), budget="fixed")
+    assert not llm.engine.drafter.on_device
+    assert tokens(llm, GREEDY) == tokens(tiny_llm(), GREEDY)
+    limited = dataclasses.replace(GREEDY, max_draft_tokens=3)
+    assert tokens(llm, limited) == tokens(tiny_llm(), GREEDY)
+
+
+def test_a_drafter_that_is_reset_stays_in_the_memory_that_captured_rounds_read() -> None:
+    llm = captured_llm(NGram(4, rule="reference"), budget="fixed")
+    wanted = tokens(llm, GREEDY)
+    state = llm.engine.drafter._pace._state
+    llm.engine.drafter.reset()
+    assert llm.engine.drafter._pace._state is state and state[0].unique().tolist() == [4] and not state[1:].any()
+    assert tokens(llm, GREEDY) == wanted

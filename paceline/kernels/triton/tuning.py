@@ -52,7 +52,7 @@ SHARED = 220 * 1024  # bytes of shared memory that a program may have
 AHEAD = 0, 8, 16, 32
 THREADS = 12  # that compile
 PROCESSORS = ROOMS[0][0]
-MOST_COLUMNS = 2**15  # more are a vocabulary's, whose tiles neither last nor are apart: see `matmul.logits`
+MOST_COLUMNS = 2**15  # more are a vocabulary's, whose tiles are not apart, nor do tall ones last: see `matmul.py`
 # m, n, k, warps, stages
 MANY = (
     (64, 128, 64, 4, 4), (64, 128, 64, 4, 8), (64, 128, 128, 4, 4), (64, 256, 64, 4, 4), (128, 64, 64, 4, 4),

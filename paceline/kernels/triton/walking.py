@@ -1,6 +1,6 @@
 """Verdicts: the target's choices followed down the trees, committed, and laid out for the host, in one launch.
 
-A program has one sequence. To the bit `sampling/verify.walk`, `Slots.commit` and `Round.send`.
+A program has one sequence. To the bit `sampling/verify.walk`, `Slots.commit` and `Report.of`.
 """
 
 from __future__ import annotations
