@@ -43,6 +43,8 @@ KINDS = (
 LAUNCHES = 100  # of each, where the host is measured
 ADDED = "out", "down"  # to the residual
 DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")
+MODELS = "llama-8b", "smollm2-135m", "qwen2.5-1.5b"
+KINDS = "turned", "apart", "lasting", "boxes", "folded"  # of tiles
 
 
 class Product(NamedTuple):
@@ -175,9 +177,9 @@ def run(output: Path, *others: str) -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--tiles", type=Path, default=output.with_name("gpu_tiles.json"))
-    parser.add_argument("--without", action="append", default=[], help="turned, apart, lasting, boxes or folded")
+    parser.add_argument("--without", action="append", default=[], choices=KINDS, help="kinds of tiles not to try")
     parser.add_argument("--rows", type=lambda text: tuple(map(int, text.split(","))), default=ROWS)
-    parser.add_argument("--model", action="append", help="llama-8b, smollm2-135m or qwen2.5-1.5b; all of them")
+    parser.add_argument("--model", action="append", choices=MODELS, help="all of them unless given")
     options = parser.parse_args(others)
     begin, found = time.perf_counter(), [p for p in products() if not options.model or p.model in options.model]
     tuning.without.update(options.without)

@@ -113,7 +113,6 @@ class SamplerState:
         self.bias: Tensor | None = None  # [S+1, V], made when first needed; -inf where a token is not allowed
         self.bad, self.stops = Bans(slots, device), Bans(slots, device)  # words, and ends that would come too early
         self.words = {table.null: Words([], [])}
-        self.params = {table.null: SamplingParams(temperature=0)}
         self._pins = device.type == "cuda"  # from other memory a copy waits for every round in flight
         self.picks = device.type == "cpu" and library() is not None  # the library can pick tokens
         self.kinds = {table.null: Kind(True, (), 0, True)}
@@ -125,7 +124,7 @@ class SamplerState:
         """What the host asks."""
         from paceline.sampling.processors import kind_of  # which is written in terms of this state
 
-        self.params[slot], self.words[slot], self.kinds[slot] = params, words, kind_of(params)
+        self.words[slot], self.kinds[slot] = words, kind_of(params)
         (self.tempered.add if self.kinds[slot].tempered else self.tempered.discard)(slot)
         (self._sampled.discard if params.greedy else self._sampled.add)(slot)
 
