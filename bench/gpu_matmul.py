@@ -44,7 +44,7 @@ LAUNCHES = 100  # of each, where the host is measured
 ADDED = "out", "down"  # to the residual
 DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")
 MODELS = "llama-8b", "smollm2-135m", "qwen2.5-1.5b"
-KINDS = "turned", "apart", "lasting", "boxes", "folded"  # of tiles
+OMITTED = "turned", "apart", "lasting", "boxes", "folded"  # that tuning may do without
 
 
 class Product(NamedTuple):
@@ -177,7 +177,7 @@ def run(output: Path, *others: str) -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--tiles", type=Path, default=output.with_name("gpu_tiles.json"))
-    parser.add_argument("--without", action="append", default=[], choices=KINDS, help="kinds of tiles not to try")
+    parser.add_argument("--without", action="append", default=[], choices=OMITTED, help="kinds of tiles not to try")
     parser.add_argument("--rows", type=lambda text: tuple(map(int, text.split(","))), default=ROWS)
     parser.add_argument("--model", action="append", choices=MODELS, help="all of them unless given")
     options = parser.parse_args(others)
