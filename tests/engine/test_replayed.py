@@ -110,6 +110,18 @@ def test_a_wider_table_of_bans_is_captured_anew_and_nothing_else_is(ways: Counte
     assert [tuple(shape[1:]) for shape in llm.engine.runner.state.ban_shapes] == [(8, 5), (1, 2)]
 
 
+def test_a_round_does_what_it_was_captured_for_whoever_has_its_slots_by_now(ways: Counter[str]) -> None:
+    """Captured with one slot, replayed with another, while the first is a request's that asks for nothing."""
+    llm, (short, long) = tiny_llm(behind=1, captured=True), prompts(3)[:2]
+    params = replace(GREEDY, allowed_token_ids=[5, 9, 22, 41, 60, 80])
+    (alone,) = shared().generate([long], params)
+    assert llm.generate([long], params)[0].outputs[0].token_ids == alone.outputs[0].token_ids
+    before = ways["_replay"]
+    _, beside = llm.generate([short, long], [replace(GREEDY, max_tokens=2), params])
+    assert beside.outputs[0].token_ids == alone.outputs[0].token_ids
+    assert ways["_replay"] > before and not ways["_launch"]
+
+
 def test_a_request_for_its_prompts_logprobs_is_launched_at_its_prompt_alone(ways: Counter[str]) -> None:
     params = replace(GREEDY, prompt_logprobs=1)
     llm = tiny_llm(behind=1, captured=True)
