@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from paceline import LLM, SamplingParams, Suffix
+from paceline import LLM, FirstOf, SamplingParams, Suffix
 from paceline.engine.device import DeviceRunner
 from paceline.engine.replaying import ReplayingRunner
 from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
-from tests.fakes import Oracle, tiny_llm
+from tests.fakes import DrawnTree, Oracle, tiny_llm
 
 GREEDY = SETTINGS["greedy"]
 
@@ -120,6 +120,14 @@ def test_a_round_does_what_it_was_captured_for_whoever_has_its_slots_by_now(ways
     _, beside = llm.generate([short, long], [replace(GREEDY, max_tokens=2), params])
     assert beside.outputs[0].token_ids == alone.outputs[0].token_ids
     assert ways["_replay"] > before and not ways["_launch"]
+
+
+def test_a_tree_from_the_host_may_be_wider_than_what_a_request_allows(ways: Counter[str]) -> None:
+    drafter = FirstOf(Suffix(), DrawnTree(recorded(1, "greedy")))
+    llm = tiny_llm(drafter, behind=1, captured=True)
+    (output,) = llm.generate(prompts(1), replace(GREEDY, max_draft_tokens=1))
+    assert output.outputs[0].token_ids == plain(1, "greedy")[0] and not ways["_launch"]
+    assert sum(output.outputs[0].stats.proposed_by["drawn_tree"]) > 1
 
 
 def test_a_request_for_its_prompts_logprobs_is_launched_at_its_prompt_alone(ways: Counter[str]) -> None:
