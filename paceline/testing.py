@@ -155,6 +155,8 @@ def rerun(compute: Callable[[], Outcome]) -> tuple[Outcome, Callable[[], None]]:
             for name, value in vars(old).items() if old is not None else ():
                 if isinstance(value, Tensor):
                     value.copy_(getattr(new, name))
+        if first.paths is not None and again.paths is not None:
+            first.paths.copy_(again.paths)
         if first.report is not None and again.report is not None:
             first.report.table.copy_(again.report.table)
 

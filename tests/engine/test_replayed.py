@@ -84,6 +84,12 @@ def forbid(output: list[int], logits: Tensor) -> Tensor:
     return logits
 
 
+def forbid_sum(output: list[int], logits: Tensor) -> Tensor:
+    """What may not be said depends on every token before."""
+    logits[sum(output) % 3 :: 3] = float("-inf")
+    return logits
+
+
 @pytest.mark.parametrize("drafter, launched", [("none", False), ("suffix_tree", False), ("medusa_tree", True)])
 def test_behind_a_replayed_forward_functions_of_users_say_what_they_say_launched(
     drafter: str, launched: bool, ways: Counter[str]
@@ -97,6 +103,15 @@ def test_behind_a_replayed_forward_functions_of_users_say_what_they_say_launched
         assert said(llm, params) == wanted
     assert bool(ways["_launch"]) == launched and ways["_replay"] >= (1 if launched else 10)
     assert drafter == "none" or any(round.accepted for round in llm.engine.stats.recent)
+
+
+def test_functions_of_users_see_the_tree_of_their_own_round_behind_a_replayed_forward(ways: Counter[str]) -> None:
+    params = [replace(GREEDY, logits_processors=[forbid_sum])] * 3
+    wanted = said(shared(), params)
+    known = {tuple(prompt): prompt + text + [5] * 9 for prompt, text in zip(prompts(3), wanted)}
+    llm = tiny_llm(FirstOf(Suffix(), DrawnTree(known)), behind=1, captured=True)
+    assert said(llm, params) == wanted and not ways["_launch"]
+    assert any(round.accepted for round in llm.engine.stats.recent)
 
 
 def test_a_wider_table_of_bans_is_captured_anew_and_nothing_else_is(ways: Counter[str]) -> None:
