@@ -17,6 +17,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,6 +34,7 @@ from paceline.engine.stats import EngineStats, SequenceStats
 from paceline.llm import LLM
 from paceline.params import SamplingParams
 from paceline.prompts import Prompt
+from paceline.sampling.state import SamplerState
 
 VOCAB = 97
 MAX_TOKENS = 12
@@ -120,9 +122,23 @@ def set_apart(llm: LLM, behind: int, capture: Capture | None = None) -> LLM:
     rows, prefixes = old.scheduler.max_batched_tokens, old.scheduler.prefix_caching
     scheduler = type(old.scheduler)(old.cache.pool, table, rows, prefixes)
     parts = old.target, old.cache, table, old.rule
-    runner = DeviceRunner(*parts) if capture is None else ReplayingRunner(*parts, capture)
+    runner = DeviceRunner(*parts)
+    if capture is not None:
+        runner = ReplayingRunner(*parts, lambda compute: capture(_as_it_was(runner.state, compute)))
     llm.engine = Engine(old.target, runner, scheduler, depth=behind)
     return llm
+
+
+def _as_it_was(state: SamplerState, compute: Callable[[], Outcome]) -> Callable[[], Outcome]:
+    """A round that goes through the stages it went through when it was captured, whoever has its slots by now."""
+    known = ("params", "words", "kinds", "tempered", "_sampled")
+    then = {name: copy(getattr(state, name)) for name in known}
+
+    def again() -> Outcome:
+        with mock.patch.multiple(state, **then):
+            return compute()
+
+    return again
 
 
 def rerun(compute: Callable[[], Outcome]) -> tuple[Outcome, Callable[[], None]]:
@@ -139,6 +155,8 @@ def rerun(compute: Callable[[], Outcome]) -> tuple[Outcome, Callable[[], None]]:
             for name, value in vars(old).items() if old is not None else ():
                 if isinstance(value, Tensor):
                     value.copy_(getattr(new, name))
+        if first.paths is not None and again.paths is not None:
+            first.paths.copy_(again.paths)
         if first.report is not None and again.report is not None:
             first.report.table.copy_(again.report.table)
 

@@ -126,9 +126,11 @@ class FirstOfDrafter:
         for drafter in self.drafters:
             if not left:
                 break
+            part = context.only(left, drafter.max_nodes, drafter.trees)
+            if not part.max_nodes:  # a chain has no room any more, and a tree of another has
+                continue
             if context.table.apart:
                 self._note_asked(drafter, left)
-            part = context.only(left, drafter.max_nodes, drafter.trees)
             proposal = drafter.propose(part).cut(part.budgets)
             sizes = proposal.sizes.tolist()
             parts.append((left, proposal))

@@ -13,6 +13,7 @@ from paceline import LLM, DraftModel, FirstOf, NGram, SamplingParams, Suffix
 from paceline.drafters.base import FINAL, Context, Observation, QuietDrafter, Taps
 from paceline.drafters.first_of import FirstOfDrafter, merge
 from paceline.drafters.tree import PADDING, Proposal
+from tests.drafters.contract import DRAFTERS
 from tests.fakes import VOCAB, Oracle, tiny_llm, tiny_model
 
 CPU = torch.device("cpu")
@@ -246,3 +247,9 @@ def test_each_part_sees_the_columns_it_tapped_whatever_their_widths() -> None:
     drafter._widths = [2, 3, 4]
     states = torch.arange(18).view(2, 9)
     assert [drafter._part(states, part)[0].tolist() for part in parts] == [[0, 1], [2, 3, 4, 0, 1], [5, 6, 7, 8]]
+
+
+@pytest.mark.parametrize("behind", [None, 1])
+def test_a_chain_is_not_asked_for_the_last_token_where_a_tree_has_room(behind: int | None) -> None:
+    llm = tiny_llm(FirstOf(DRAFTERS["pard"]({}), Suffix(tree=True)), behind)
+    assert [output.token_ids for output in generate(llm)] == texts()

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from paceline import LLM, SamplingParams, Suffix
+from paceline import LLM, FirstOf, SamplingParams, Suffix
 from paceline.engine.device import DeviceRunner
 from paceline.engine.replaying import ReplayingRunner
 from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
-from tests.fakes import Oracle, tiny_llm
+from tests.fakes import DrawnTree, Oracle, tiny_llm
 
 GREEDY = SETTINGS["greedy"]
 
@@ -84,6 +84,12 @@ def forbid(output: list[int], logits: Tensor) -> Tensor:
     return logits
 
 
+def forbid_sum(output: list[int], logits: Tensor) -> Tensor:
+    """What may not be said depends on every token before."""
+    logits[sum(output) % 3 :: 3] = float("-inf")
+    return logits
+
+
 @pytest.mark.parametrize("drafter, launched", [("none", False), ("suffix_tree", False), ("medusa_tree", True)])
 def test_behind_a_replayed_forward_functions_of_users_say_what_they_say_launched(
     drafter: str, launched: bool, ways: Counter[str]
@@ -99,6 +105,15 @@ def test_behind_a_replayed_forward_functions_of_users_say_what_they_say_launched
     assert drafter == "none" or any(round.accepted for round in llm.engine.stats.recent)
 
 
+def test_functions_of_users_see_the_tree_of_their_own_round_behind_a_replayed_forward(ways: Counter[str]) -> None:
+    params = [replace(GREEDY, logits_processors=[forbid_sum])] * 3
+    wanted = said(shared(), params)
+    known = {tuple(prompt): prompt + text + [5] * 9 for prompt, text in zip(prompts(3), wanted)}
+    llm = tiny_llm(FirstOf(Suffix(), DrawnTree(known)), behind=1, captured=True)
+    assert said(llm, params) == wanted and not ways["_launch"]
+    assert any(round.accepted for round in llm.engine.stats.recent)
+
+
 def test_a_wider_table_of_bans_is_captured_anew_and_nothing_else_is(ways: Counter[str]) -> None:
     llm = tiny_llm(behind=1, captured=True)
     captured = []
@@ -108,6 +123,26 @@ def test_a_wider_table_of_bans_is_captured_anew_and_nothing_else_is(ways: Counte
         captured.append(ways["_remember"] > before)
     assert captured == [True, True, False, False, True, False, False]
     assert [tuple(shape[1:]) for shape in llm.engine.runner.state.ban_shapes] == [(8, 5), (1, 2)]
+
+
+def test_a_round_does_what_it_was_captured_for_whoever_has_its_slots_by_now(ways: Counter[str]) -> None:
+    """Captured with one slot, replayed with another, while the first is a request's that asks for nothing."""
+    llm, (short, long) = tiny_llm(behind=1, captured=True), prompts(3)[:2]
+    params = replace(GREEDY, allowed_token_ids=[5, 9, 22, 41, 60, 80])
+    (alone,) = shared().generate([long], params)
+    assert llm.generate([long], params)[0].outputs[0].token_ids == alone.outputs[0].token_ids
+    before = ways["_replay"]
+    _, beside = llm.generate([short, long], [replace(GREEDY, max_tokens=2), params])
+    assert beside.outputs[0].token_ids == alone.outputs[0].token_ids
+    assert ways["_replay"] > before and not ways["_launch"]
+
+
+def test_a_tree_from_the_host_may_be_wider_than_what_a_request_allows(ways: Counter[str]) -> None:
+    drafter = FirstOf(Suffix(), DrawnTree(recorded(1, "greedy")))
+    llm = tiny_llm(drafter, behind=1, captured=True)
+    (output,) = llm.generate(prompts(1), replace(GREEDY, max_draft_tokens=1))
+    assert output.outputs[0].token_ids == plain(1, "greedy")[0] and not ways["_launch"]
+    assert sum(output.outputs[0].stats.proposed_by["drawn_tree"]) > 1
 
 
 def test_a_request_for_its_prompts_logprobs_is_launched_at_its_prompt_alone(ways: Counter[str]) -> None:
