@@ -131,7 +131,7 @@ def set_apart(llm: LLM, behind: int, capture: Capture | None = None) -> LLM:
 
 def _as_it_was(state: SamplerState, compute: Callable[[], Outcome]) -> Callable[[], Outcome]:
     """A round that goes through the stages it went through when it was captured, whoever has its slots by now."""
-    known = ("params", "words", "kinds", "tempered", "_sampled")
+    known = ("words", "kinds", "tempered", "_sampled")
     then = {name: copy(getattr(state, name)) for name in known}
 
     def again() -> Outcome:

@@ -215,12 +215,12 @@ def _in_fixed_memory(proposal: Proposal, size: Size) -> Proposal:
 
 
 def _copy_proposal(source: Proposal, target: Proposal) -> None:
-    """Into fixed memory; what it leaves over is padding. It may be wider: behind the budgets there are no nodes."""
-    batch, width = len(source.sizes), min(source.num_nodes, target.num_nodes)
+    """Into fixed memory; what it leaves over is padding."""
+    batch, width = source.tokens.shape
     target.parents.fill_(PADDING)
     target.sizes.zero_()
     target.sizes[:batch] = source.sizes
     for name in ("tokens", "parents", "scratch", "origins"):
         given, room = getattr(source, name), getattr(target, name)
         if given is not None and room is not None:
-            room[:batch, :width] = given[:, :width]
+            room[:batch, :width] = given
