@@ -18,14 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows of nob
 
 
 @pytest.fixture
-def table(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Any:
+def table(tables: Any) -> Any:
     """What was measured of the library: nothing."""
-    from paceline.kernels.triton import tiles
-
-    for key in list(tiles.library):
-        monkeypatch.delitem(tiles.library, key)
-    yield tiles.library
-    tiles.library.clear()
+    return tables.library
 
 
 def rows_of(device: torch.device, *shape: int, seed: int = 0) -> Tensor:

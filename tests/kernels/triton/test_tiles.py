@@ -13,14 +13,9 @@ BUCKETS = 4, 16, 32, 64, 128, 256, 512, 2048
 
 
 @pytest.fixture
-def table(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Any:
+def table(tables: Any) -> Any:
     """The table of measured tiles, empty."""
-    from paceline.kernels.triton import tiles
-
-    for key in list(tiles.measured):
-        monkeypatch.delitem(tiles.measured, key)
-    yield tiles.measured
-    tiles.measured.clear()
+    return tables.measured
 
 
 def test_rows_share_a_tile_by_powers_of_two(device: torch.device) -> None:
