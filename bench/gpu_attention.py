@@ -63,17 +63,13 @@ CASES: dict[str, list[Rows]] = {
 }
 
 
-def prompt(pairs: int, num_warps: int, num_stages: int) -> dict[str, Any]:
-    return {"PROMPT": {"pairs": pairs, "num_warps": num_warps, "num_stages": num_stages}}
+def compiled(num_warps: int, num_stages: int, pairs: int = 64) -> dict[str, Any]:
+    return {"PAIRS": pairs, "NARROW": {"num_warps": num_warps, "num_stages": num_stages}}
 
 
-def others(num_warps: int, num_stages: int) -> dict[str, Any]:
-    return {"OTHERS": {"num_warps": num_warps, "num_stages": num_stages}}
-
-
-def chunks(near: int, edge: int, far: int) -> dict[str, Any]:
-    """Part of the arithmetic: one choice for all."""
-    return {"CHUNK": near, "EDGE": edge, "FAR_CHUNK": far}
+def chunks(near: int, edge: int, far: int, block: int = 64) -> dict[str, Any]:
+    """Part of the arithmetic: one choice for all. A block is of so many positions of 128 values."""
+    return {"CHUNK": near, "EDGE": edge, "FAR_CHUNK": far, "BLOCK": 512 * block, "BLOCKS": (32, near)}
 
 
 # What is measured, and with which settings of `attention.py`.
@@ -82,27 +78,24 @@ SWEEPS: dict[str, tuple[list[str], list[dict[str, Any]]]] = {
         ["prefill, 512 rows", "prefill, 2048 rows", "prefill, 512 rows behind 32256"],
         [
             {},
-            *(prompt(*way) for way in ((128, 8, 3), (128, 8, 2), (64, 4, 4), (64, 4, 3), (64, 4, 2), (128, 4, 3))),
-            chunks(512, 4096, 1024),
-            chunks(512, 4096, 4096),
-            chunks(1024, 4096, 1024),
+            *(compiled(*way) for way in ((8, 3, 128), (8, 4, 128), (4, 4, 64), (4, 2, 64), (8, 3, 64))),
+            chunks(256, 4096, 1024),
+            chunks(256, 4096, 1024, 128),
         ],
     ),
     "decode": (
         ["decode, 1 x 600", "decode, 16 x 600", "decode, 1 x 8192", "decode, 1 x 32768", "verify 8 rows, 1 x 600"],
         [
             {},
-            *(others(*way) for way in ((4, 4), (4, 5), (2, 3), (2, 4), (8, 3), (8, 4))),
+            *(compiled(*way) for way in ((4, 2), (4, 4), (2, 3), (2, 4), (8, 3))),
             *({"AHEAD": values} for values in (16, 32, 128)),
             *({"WARPS": 132 * warps} for warps in (4, 12, 16)),
             chunks(128, 1024, 512),
             chunks(128, 4096, 1024),
-            chunks(256, 2048, 512),
-            chunks(256, 2048, 1024),
-            chunks(256, 4096, 512),
-            chunks(256, 4096, 2048),
-            chunks(256, 1 << 20, 1024),
-            chunks(512, 4096, 1024),
+            chunks(256, 4096, 1024),
+            chunks(64, 4096, 512),
+            chunks(128, 4096, 512, 128),
+            chunks(512, 4096, 1024, 128),
         ],
     ),
 }

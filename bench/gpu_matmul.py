@@ -36,15 +36,19 @@ TRIED = 40  # rows in each of these tiles: what is copied how, and whose rows ar
 KINDS = (
     Tile(16, 32, 128), Tile(16, 16, 128, folded=True), Tile(64, 32, 64), Tile(64, 64, 64, boxes=True),
     Tile(16, 64, 128, boxes=True, turned=True), Tile(32, 64, 64, stages=5, boxes=True, turned=True, ahead=8),
-    Tile(64, 128, 64, stages=3, boxes=True, turned=True), Tile(128, 64, 64, boxes=True, apart=True),
-    Tile(64, 128, 64, stages=3, boxes=True, turned=True, apart=True), Tile(32, 32, 128, boxes=True, lasting=True),
-    Tile(16, 64, 128, boxes=True, turned=True, lasting=True), Tile(128, 64, 64, boxes=True, apart=True, lasting=True),
+    Tile(64, 128, 64, stages=3, boxes=True, turned=True), Tile(128, 64, 64, boxes=True),
+    Tile(32, 32, 128, boxes=True, lasting=True), Tile(16, 64, 128, boxes=True, turned=True, lasting=True),
 )  # fmt: skip
 LAUNCHES = 100  # of each, where the host is measured
 ADDED = "out", "down"  # to the residual
 DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")
-MODELS = "llama-8b", "smollm2-135m", "qwen2.5-1.5b"
-OMITTED = "turned", "apart", "lasting", "boxes", "folded"  # that tuning may do without
+MODELS = {  # layers, hidden, rows of queries, keys and values, inner, vocabulary
+    "llama-8b": (32, 4096, 6144, 14336, 128256),
+    "smollm2-135m": (30, 576, 960, 1536, 49152),
+    "qwen2.5-1.5b": (28, 1536, 2048, 8960, 151936),
+}
+HEADS = {"llama-8b": 32000, "smollm2-135m": 16384}  # vocabularies of EAGLE-3 heads
+OMITTED = "turned", "lasting", "boxes", "folded"  # that tuning may do without
 
 
 class Product(NamedTuple):
@@ -65,16 +69,17 @@ def tried() -> list[Tile]:
 
 
 def products() -> Iterator[Product]:
-    for model, layers, hidden, qkv, inner, vocabulary in (
-        ("llama-8b", 32, 4096, 6144, 14336, 128256),
-        ("smollm2-135m", 30, 576, 960, 1536, 49152),
-        ("qwen2.5-1.5b", 28, 1536, 2048, 8960, 151936),
-    ):
+    for model, (layers, hidden, qkv, inner, vocabulary) in MODELS.items():
         yield Product(model, "qkv", qkv, hidden, layers)
         yield Product(model, "out", hidden, hidden, layers)
         yield Product(model, "gate_up", 2 * inner, hidden, layers)
         yield Product(model, "down", hidden, inner, layers)
         yield Product(model, "head", vocabulary, hidden, 1)
+        if model in HEADS:  # what is not as in the target's layers; no norm stands right before its qkv
+            named = f"{model}-eagle3"
+            yield Product(named, "states", hidden, 3 * hidden, 1)
+            yield Product(named, "pairs", qkv, 2 * hidden, 1)
+            yield Product(named, "head", HEADS[model], hidden, 1)
 
 
 class Case:
@@ -179,7 +184,12 @@ def run(output: Path, *others: str) -> None:
     parser.add_argument("--tiles", type=Path, default=output.with_name("gpu_tiles.json"))
     parser.add_argument("--without", action="append", default=[], choices=OMITTED, help="kinds of tiles not to try")
     parser.add_argument("--rows", type=lambda text: tuple(map(int, text.split(","))), default=ROWS)
-    parser.add_argument("--model", action="append", choices=MODELS, help="all of them unless given")
+    parser.add_argument(
+        "--model",
+        action="append",
+        choices=[*MODELS, *(f"{name}-eagle3" for name in HEADS)],
+        help="all of them unless given",
+    )
     options = parser.parse_args(others)
     begin, found = time.perf_counter(), [p for p in products() if not options.model or p.model in options.model]
     tuning.without.update(options.without)

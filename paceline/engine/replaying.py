@@ -6,6 +6,7 @@ launched as it stands (`device.py`).
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -120,11 +121,17 @@ class ReplayingRunner(DeviceRunner):
         if not asked:
             return
         start = time.perf_counter()
+        ops = self.target.model.ops
+        ops.prepare(functools.partial(self.compute, *self._lay_out(key, (), handed)) for key, handed in asked)
+        if drafter is not None:
+            drafter.reset()  # what it was shown was nobody's
+        compiled = time.perf_counter()
         for number, (key, handed) in enumerate(asked):
             yield number, len(asked)
             if key not in self.captured:
                 self.captured[key] = self._remember(key, (), handed)
-        log.info("%d rounds captured in %.1f s", len(asked), time.perf_counter() - start)
+        spent = compiled - start, time.perf_counter() - compiled
+        log.info("kernels compiled in %.1f s, %d rounds captured in %.1f s", spent[0], len(asked), spent[1])
 
     def _usual_chains(self) -> Proposal | None:
         """What a drafter on the host that says its name and no more usually proposes; None: nobody can tell."""

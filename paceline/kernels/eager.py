@@ -5,7 +5,7 @@ Nothing here waits for the device: shapes come from the host's spans, everything
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -226,6 +226,9 @@ class EagerOps:
     name, chains, captures = "torch", False, False
     rounds: Rounds | None = None
     forward: type[EagerForward] = EagerForward
+
+    def prepare(self, rounds: Iterable[Callable[[], object]]) -> None:
+        """Nothing is compiled."""
 
     def pack(
         self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device, exact: bool = False

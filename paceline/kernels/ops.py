@@ -6,7 +6,7 @@ tensors, or by recording it once and handing it to a library that runs the recor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -342,6 +342,10 @@ class Ops(Protocol):
     chains: bool  # whether they draw chains in one go
     captures: bool  # whether they ask the host for nothing, so that what they do can be captured
     rounds: Rounds | None  # kernels for a round's small work
+
+    def prepare(self, rounds: Iterable[Callable[[], object]]) -> None:
+        """Compile what these will launch, where that takes time. Nobody has a slot yet."""
+        ...
 
     def pack(
         self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device, exact: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,6 +141,9 @@ class NativeOps:
         self._recordings: weakref.WeakKeyDictionary[Any, Recording] = weakref.WeakKeyDictionary()
         self._layers: Layers | None = None
         self._linked: chains.Linked | None = None
+
+    def prepare(self, rounds: Iterable[Callable[[], object]]) -> None:
+        """They were compiled long ago."""
 
     def pack(
         self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device, exact: bool = False

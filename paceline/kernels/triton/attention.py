@@ -18,18 +18,19 @@ from paceline.kernels.triton.interpreter import mend
 
 mend()
 
-# They are part of the arithmetic: a row's bits depend on them, on no other size here. All are positions: blocks are of
-# WIDE_BLOCK where one has more than NARROW bytes of a head, chunks of CHUNK below EDGE and of FAR_CHUNK behind it.
-BLOCK, WIDE_BLOCK, CHUNK, EDGE, FAR_CHUNK = 64, 32, 256, 4096, 1024
-NARROW = 512  # bytes: keys and values of 128 halves
+# They are part of the arithmetic: a row's bits depend on them, on no other size here. Chunks are of so many positions,
+# CHUNK below EDGE and FAR_CHUNK behind it; blocks of as many as BLOCK bytes of a head hold, within BLOCKS.
+CHUNK, EDGE, FAR_CHUNK = 128, 4096, 512
+BLOCK, BLOCKS = 1 << 15, (32, CHUNK)
 
 WARPS = 132 * 8  # that an H200 has room for, as many registers as these programs take
 ROOM = 224 << 10  # bytes of a multiprocessor's memory for queries and blocks
-# How programs are compiled, which changes no bit: those with as many (row, head) pairs as a prompt's, and all others.
-# Stages are at most so many, as far as there is room: with two, every block is waited for in full.
-PROMPT = {"pairs": 128, "num_warps": 8, "num_stages": 4}
-OTHERS = {"num_warps": 4, "num_stages": 3}
+PAIRS = 64  # (row, head) of a program at most
+# How programs are compiled, which changes no bit: those of heads up to 128 values, and of wider ones. Stages are at
+# most so many, as far as there is room: with two, every block is waited for in full.
+NARROW = {"num_warps": 4, "num_stages": 3}
 WIDE = {"num_warps": 8, "num_stages": 4}
+BRIEF = 2  # stages of programs with no more blocks than that
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
 AHEAD = 64  # values a thread reads at once where chunks are merged
@@ -136,7 +137,8 @@ def attend(
         raise ValueError(f"a layer's scale must be above 0, not {look.scale}")
     out = q.new_empty(q.shape[0], heads.num_heads * heads.value_width)
     for some in tiles:
-        _launch(q, cache, out, some, _seen(layout, look, last), _shape(look, len(cache) == 1))
+        seen = {**_seen(layout, look, last), "OLD": PDL and last is None}
+        _launch(q, cache, out, some, seen, _shape(look, len(cache) == 1))
     return out
 
 
@@ -151,6 +153,8 @@ def _launch(
     far = CHUNK if 0 < seen["WINDOW"] <= EDGE else FAR_CHUNK  # a window sees few chunks: all are small
     chunks = chunks_of(tiles.reach, far)
     splits = min(chunks, splits_of(tiles, subs * kv_heads, options["num_warps"]))
+    if splits == chunks and tiles.reach <= EDGE and CHUNK // block <= BRIEF:
+        options["num_stages"] = BRIEF
     few = m if splits == 1 else min(m, 1 << (pairs - 1).bit_length())  # one kernel for all where nothing is gathered
     # Programs leave a place for each row of each tile; for each row, if those are fewer.
     room = len(tiles.first) * tiles.rows
@@ -167,6 +171,7 @@ def _launch(
         subs=subs, splits=splits, chunks=chunks, tile_rows=tiles.rows if room < q.shape[0] else 0,
         BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block, M=m, FEW=few,
         AHEAD=max(2, min(32, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
+        FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
         SPLIT=splits > 1, SMALL=all(len(part) * part.stride(0) < SMALL for part in layer), PDL=PDL,
         **seen, **shape, **options,
     )  # fmt: skip
@@ -242,11 +247,10 @@ def _config(tiles: Tiles, shape: dict[str, Any], tree: bool, size: int) -> tuple
     # A tree's rows are looked at one after another, so a program has few. What a wide head comes to fills the
     # registers, and float32 is multiplied without tensor cores.
     few = wide > 256 or size > 2 or (tree and not tiles.long)
-    most = PROMPT["pairs"] if wide <= 128 else 64
-    m = min(16 if few else most, _padded(tiles.rows * shape["GROUP"]))
-    way = PROMPT if m == most and wide <= 128 else OTHERS if wide <= 128 else WIDE
+    m = min(16 if few else PAIRS, _padded(tiles.rows * shape["GROUP"]))
+    way = NARROW if wide <= 128 else WIDE
     keys = shape["MAIN_PAD"] + (shape["TAIL_PAD"] if shape["TAIL"] else 0)
     position = (keys + (0 if shape["LATENT"] else shape["WIDE_PAD"])) * size  # bytes of one
-    block = BLOCK if position <= NARROW else WIDE_BLOCK
+    block = max(BLOCKS[0], min(BLOCKS[1], 1 << ((BLOCK // position).bit_length() - 1)))
     left = ROOM - m * (keys * size + shape["WIDE_PAD"] * 4)  # queries, and what a chunk came to on its way out
     return m, block, launching(way["num_warps"], min(way["num_stages"], left // (block * position)))

@@ -144,10 +144,15 @@ def store_heads(
     HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    begin(PDL)
     to = row
     if write is not None:
         to = tl.load(write + row)
+    if HALF > 0:
+        half = tl.arange(0, WIDE)
+        place = tl.load(positions + row) * turn_stride + half
+        c = tl.load(cos + place, mask=half < HALF, other=0.0)[None, :]
+        s = tl.load(sin + place, mask=half < HALF, other=0.0)[None, :]
+    begin(PDL, True)  # attention reads where its rows look meanwhile
     if block < BLOCKS:
         head = block * HEADS + tl.arange(0, HEADS)
         there, is_query = head < TURNED, head < NUM
@@ -158,10 +163,6 @@ def store_heads(
         if query_norm is not None:
             factor = head_factors(at, there, eps, HEADS, D)
         if HALF > 0:
-            half = tl.arange(0, WIDE)
-            place = tl.load(positions + row) * turn_stride + half
-            c = tl.load(cos + place, mask=half < HALF, other=0.0)[None, :]
-            s = tl.load(sin + place, mask=half < HALF, other=0.0)[None, :]
             first = read(at, half, D, head, NUM, TURNED, query_norm, key_norm, factor)
             second = read(at, half + HALF, D, head, NUM, TURNED, query_norm, key_norm, factor)
             turned = (first * c - second * s).to(qkv.dtype.element_ty)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from paceline.kernels.triton.chunks import chunks_below, first_block, items, nth
-from paceline.kernels.triton.device import begin
+from paceline.kernels.triton.device import begin, prefetch
 
 COLUMNS = tl.constexpr(8)  # of ones, all of which hold the same sum: the narrowest product, and waits for no wider one
 NOWHERE = tl.constexpr(1 << 30)  # behind every position
@@ -60,6 +60,13 @@ def fetch(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     else:
         values = tl.load(pointers, mask=ok[:, None] & (d < WIDTH)[None, :], other=0.0)
     return values
+
+
+@triton.jit
+def ask(base, rows, stride, WIDTH: tl.constexpr):
+    """For all lines of so many values of 16 bits."""
+    for line in tl.static_range((WIDTH + 63) // 64):
+        prefetch(base + rows * stride + line * 64)
 
 
 @triton.jit
@@ -181,14 +188,20 @@ def look(
     PAGE: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr, EDGE: tl.constexpr, FAR: tl.constexpr,
     M: tl.constexpr, FEW: tl.constexpr, AHEAD: tl.constexpr,
     END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREE: tl.constexpr,
-    SPLIT: tl.constexpr, LATENT: tl.constexpr, SMALL: tl.constexpr, PDL: tl.constexpr,
+    SPLIT: tl.constexpr, LATENT: tl.constexpr, SMALL: tl.constexpr,
+    OLD: tl.constexpr,  # what rows see was written before the last kernel: it is read before that ends
+    FETCHED: tl.constexpr,  # positions whose keys and values are asked for meanwhile
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A program: M neighbours among a tile's (row, query head) pairs of one kv head, against a share of the chunks."""
-    begin(PDL)
+    if not OLD:
+        begin(PDL)
     tile, sub = tl.program_id(0) // subs, tl.program_id(0) % subs
     head, split = tl.program_id(1), tl.program_id(2)
     count, first = tl.load(tile_count + tile), tl.load(tile_first + tile)
     if sub * M >= count * GROUP:
+        if OLD:
+            begin(PDL)  # the next kernel waits for this one alone, so all of its programs wait
         return
     pair = sub * M + tl.arange(0, M)
     row = pair // GROUP
@@ -211,10 +224,21 @@ def look(
     chunk0 = lowest_chunk + (split + splits - lowest_chunk % splits) % splits
     busy = tl.minimum(splits, tl.maximum(end_chunk - lowest_chunk, 1))  # programs with a chunk; one where none is seen
     if chunk0 - lowest_chunk >= busy:
+        if OLD:
+            begin(PDL)
         return
     table += tl.min(tl.load(slots + t, mask=ok, other=NOWHERE)) * table_stride
     k_at += head.to(tl.int64) * k_head
     v_at += head.to(tl.int64) * v_head
+
+    if OLD:
+        if FETCHED > 0:
+            asked = within(first_block(chunk0, PER, EDGE, FAR) * BLOCK + tl.arange(0, FETCHED), lo, hi)
+            asked = row_of(tl.load(table + asked // PAGE), asked, PAGE, SMALL)
+            ask(k_at, asked, k_stride, MAIN + TAIL)
+            if not LATENT:
+                ask(v_at, asked, v_stride, WIDE)
+        begin(PDL)
 
     d = tl.arange(0, MAIN_PAD)
     q_row = q_at + t * q_stride + of * (MAIN + TAIL)

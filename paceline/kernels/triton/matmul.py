@@ -76,9 +76,9 @@ def logits_best(x: Tensor, weight: Tensor, norm: Norm | None = None) -> tuple[Te
 
 
 def _tile_of_logits(x: Tensor, weight: Tensor, norm: Norm | None) -> Tile:
-    """Logits are twice as wide, and a row's best is found: too much for large tiles that last, or are made apart."""
+    """Logits are twice as wide, and a row's best is found: too much for large tiles that last."""
     tile = find_tile(x.shape[0], shape_of(x, weight, False, norm), x.dtype)
-    return replace(tile, apart=False, lasting=tile.lasting and tile.m <= 64)
+    return replace(tile, lasting=tile.lasting and tile.m <= 64)
 
 
 def fold(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,7 @@ def arguments(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile
     beside, more = None if norm is None else norm.weight, {}
     if tile.boxes and norm is None and all(map(_has_boxes, (x, weight))):
         kernel, beside = product.product_of_boxes, weight
-        more = {"TURNED": tile.turned, "APART": tile.apart, "LASTING": programs if tile.lasting else 0}
+        more = {"TURNED": tile.turned, "LASTING": programs if tile.lasting else 0}
         rows_given = TensorDescriptor.from_tensor(x, [tile.m, tile.k])
         weight_given = TensorDescriptor.from_tensor(weight, [tile.n, tile.k])
     given = (

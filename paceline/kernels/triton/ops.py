@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ from paceline.kernels.triton import experts as expert_kernels
 from paceline.kernels.triton import heads as head_kernels
 from paceline.kernels.triton import rows as row_kernels
 from paceline.kernels.triton.attention import Look, Tiles, attend, tiles_of
+from paceline.kernels.triton.compiling import compile_for
+from paceline.kernels.triton.device import INTERPRETED
 from paceline.kernels.triton.heads import HeadNorms
 from paceline.kernels.triton.matmul import Norm, logits_best, matmul
 from paceline.kernels.triton.matmul import logits as matmul_logits
@@ -252,6 +254,10 @@ class TritonOps(EagerOps):
     def __init__(self, device: torch.device) -> None:
         for path in sorted(MEASURED.glob("*.json")):
             tuning.load(path, device)
+
+    def prepare(self, rounds: Iterable[Callable[[], object]]) -> None:
+        if not INTERPRETED:
+            compile_for(rounds)
 
     def run(
         self, model: Describes, inputs: Inputs, caches: Sequence[LayerCache], taps: tuple[int, ...], head: Head | None

@@ -175,7 +175,7 @@ def tile_of_boxes(
     number, x, w, out, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
     STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, WIDEN: tl.constexpr,
-    TURNED: tl.constexpr, APART: tl.constexpr,
+    TURNED: tl.constexpr,
 ):  # fmt: skip
     """One tile from its first box to what is stored."""
     tile_row, tile_col = place(number, T, N, BLOCK_M, BLOCK_N, GROUP)
@@ -184,7 +184,7 @@ def tile_of_boxes(
     acc = tl.zeros((HIGH, WIDE), dtype=tl.float32)
     up = tl.zeros((HIGH, WIDE), dtype=tl.float32)
     # Beyond an edge a box holds zeros.
-    for step in tl.range(0, STEPS if STEPS > 0 else tl.cdiv(K, BLOCK_K), warp_specialize=APART):
+    for step in range(STEPS if STEPS > 0 else tl.cdiv(K, BLOCK_K)):
         a = x.load([tile_row * BLOCK_M, step * BLOCK_K])
         b = w.load([tile_col * BLOCK_N, step * BLOCK_K])
         acc = dot(b, a.T, acc, WIDEN) if TURNED else dot(a, b.T, acc, WIDEN)
@@ -214,13 +214,12 @@ def product_of_boxes(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
     PDL: tl.constexpr, WIDEN: tl.constexpr,
     TURNED: tl.constexpr,  # sums are [BLOCK_N, BLOCK_M]: few rows are a tensor core's columns, which may be 8 or 16
-    APART: tl.constexpr,  # other warps copy than multiply
     LASTING: tl.constexpr,  # there are so many programs, and each takes tile after tile; 0: a program for each
 ):  # fmt: skip
     """`product` where the device copies whole boxes by itself (TMA), and the norm is made already."""
     tl.static_assert(NORM != 1)
     first = tl.program_id(0)
-    if PDL and AHEAD > 0 and not APART:  # of both at once Triton's compiler fails
+    if PDL and AHEAD > 0:
         _, tile_col = place(first, T, N, BLOCK_M, BLOCK_N, GROUP)
         weight_rows = tl.minimum(tile_col * BLOCK_N + tl.arange(0, BLOCK_N), N - 1).to(tl.int64)
         prefetch_rows(lines, weight_rows, w_stride, K, AHEAD)
@@ -230,15 +229,15 @@ def product_of_boxes(
     if LASTING == 0:
         tile_of_boxes(
             first, x, w, out, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
-            STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, WIDEN, TURNED, APART,
+            STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, WIDEN, TURNED,
         )  # fmt: skip
     else:
-        # The next tile's boxes are on their way while one is finished: by the warps apart, or in one flat loop.
+        # In one flat loop: the next tile's boxes are on their way while one is finished.
         tiles = tl.cdiv(T, BLOCK_M) * tl.cdiv(N, BLOCK_N)
-        for number in tl.range(first, tiles, LASTING, flatten=not APART, warp_specialize=APART):
+        for number in tl.range(first, tiles, LASTING, flatten=True):
             tile_of_boxes(
                 number, x, w, out, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
-                STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, WIDEN, TURNED, False,
+                STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, WIDEN, TURNED,
             )  # fmt: skip
 
 

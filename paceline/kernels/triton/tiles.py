@@ -42,7 +42,6 @@ class Tile:
     group: int = 8  # tiles of rows that programs running together share
     boxes: bool = False  # copied by the device itself (TMA): only 16 bits, rows at multiples of 16 bytes
     turned: bool = False  # of boxes: a tensor core's 64 rows are the weight's, its columns (8 or more) are x's
-    apart: bool = False  # of boxes: 4 warps copy what 8 others multiply, 64 rows each
     lasting: bool = False  # of boxes: as many programs as processors, each with tile after tile
     folded: bool = False  # a norm is made on the way, not by a kernel of its own: the same bits
     ahead: int = 0  # lines of a weight row asked for before the kernel waits for its rows

@@ -46,13 +46,13 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 BEYOND_CACHE = 160 * 2**20  # bytes of weights read in turn: none is still in the device's cache when it is its turn
 MOST_COPIES = 64
-without: set[str] = set()  # kinds of tiles that are not to be tried: boxes, turned, apart, lasting, folded
+without: set[str] = set()  # kinds of tiles that are not to be tried: boxes, turned, lasting, folded
 LAUNCHES = 24  # in a measured graph, at least
 SHARED = 220 * 1024  # bytes of shared memory that a program may have
 AHEAD = 0, 8, 16, 32
 THREADS = 12  # that compile
 PROCESSORS = ROOMS[0][0]
-MOST_COLUMNS = 2**15  # more are a vocabulary's, whose tiles are not apart, nor do tall ones last: see `matmul.py`
+MOST_COLUMNS = 2**15  # more are a vocabulary's, of whose tiles tall ones do not last: see `matmul.py`
 # m, n, k, warps, stages
 MANY = (
     (64, 128, 64, 4, 4), (64, 128, 64, 4, 8), (64, 128, 128, 4, 4), (64, 256, 64, 4, 4), (128, 64, 64, 4, 4),
@@ -84,7 +84,7 @@ def _fastest(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) 
         return min(times, key=lambda tile: times[tile])
 
     best = try_all(tiles_for(rows, shape, dtype))
-    asks = best.ahead or (best.boxes and not best.apart)
+    asks = best.ahead or best.boxes
     return try_all(replace(best, ahead=lines) for lines in AHEAD) if asks else best
 
 
@@ -154,7 +154,7 @@ def turned(rows: int, shape: Shape) -> Iterator[Tile]:
 def many(rows: int, shape: Shape) -> Iterator[Tile]:
     """For many rows: where sums are the limit. A tile whose weights are the taller side may be the better turned.
 
-    Lasting programs copy ahead over a tile's end: in one flat loop (where a gate's two sums wait in turn), or apart.
+    Lasting programs copy ahead over a tile's end, in one flat loop, where a gate's two sums would wait in turn.
     """
     for m, n, k, warps, stages in MANY:
         tile = Tile(m, n // shape.halves, k, warps, stages, boxes=True)
@@ -168,10 +168,6 @@ def many(rows: int, shape: Shape) -> Iterator[Tile]:
             yield replace(tile, lasting=True)
         if tile.n >= 16 * warps:
             yield replace(tile, turned=True)
-        if warps == 4 and m == 128:
-            yield replace(tile, apart=True, lasting=several)
-        if warps == 4 and tile.n == 128:
-            yield replace(tile, turned=True, apart=True, lasting=several)
 
 
 def operands(
@@ -234,7 +230,8 @@ def save(path: Path, device: torch.device) -> None:
     tiles = [[count, list(shape), str(dtype), asdict(tile)] for (count, shape, dtype), tile in measured.items()]
     faster = [[count, list(shape), str(dtype), value] for (count, shape, dtype), value in library.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"of": _identity(device), "tiles": tiles, "library": faster}, indent=1))
+    said = json.dumps({"of": _identity(device), "tiles": tiles, "library": faster})
+    path.write_text(said.replace("], [", "],\n [") + "\n")  # a line for each
 
 
 def load(path: Path, device: torch.device) -> bool:

@@ -27,8 +27,7 @@ ALL, ONE = Heads(4, 2, 16), Heads(2, 1, 16)
 def attention(monkeypatch: pytest.MonkeyPatch) -> Any:
     from paceline.kernels.triton import attention as module
 
-    monkeypatch.setattr(module, "BLOCK", 16)
-    monkeypatch.setattr(module, "WIDE_BLOCK", 16)
+    monkeypatch.setattr(module, "BLOCKS", (16, 16))
     monkeypatch.setattr(module, "CHUNK", 32)
     monkeypatch.setattr(module, "EDGE", 32)  # windows of 20 have small chunks alone, those of 41 both
     monkeypatch.setattr(module, "FAR_CHUNK", 48)
@@ -280,7 +279,25 @@ def test_chunks_are_shared_by_as_many_programs_as_run_at_once(tiles: int, spare:
 def test_chunks_grow_behind_the_edge() -> None:
     from paceline.kernels.triton.attention import chunks_of
 
-    assert [chunks_of(reach, 1024) for reach in (0, 256, 257, 4096, 4097, 5121, 32768)] == [1, 1, 2, 16, 17, 18, 44]
+    assert [chunks_of(reach, 512) for reach in (0, 128, 129, 4096, 4097, 4609, 32768)] == [1, 1, 2, 32, 33, 34, 88]
+
+
+def test_a_block_is_of_as_many_positions_as_its_bytes_hold() -> None:
+    from paceline.kernels.triton import attention
+
+    def block(heads: Heads, size: int = 2) -> int:
+        shape = attention._shape(attention.Look(heads, 1.0), heads.value_dim is not None)
+        return int(attention._config(attention.Tiles(*[torch.zeros(1)] * 2, 1, 1), shape, False, size)[1])
+
+    widths = [32, 64, 80, 96, 128, 256]
+    assert [block(Heads(2, 1, width)) for width in widths] == [128, 128, 64, 64, 64, 32]
+    assert [block(Heads(2, 1, width), 4) for width in widths] == [128, 64, 32, 32, 32, 32]
+    assert block(Heads(2, 1, 576, 512)) == 32
+
+
+def test_chunks_may_be_of_one_block_each(attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "BLOCKS", (32, 32))
+    looked(attention, lay(TREES, device), ALL, splits=3)
 
 
 def test_a_graphs_tiles_take_other_spans_and_refuse_more_than_they_have_room_for(device: torch.device) -> None:

@@ -125,7 +125,7 @@ def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyP
     x, weight = make(device, 18, 256), make(device, 40, 256, seed=1)
     norm = module.Norm(make(device, 256, seed=2), 1e-5)
     tiles = [Tile(16, 16, 64), Tile(16, 64, 128, warps=8, stages=3), Tile(32, 32, 256, group=1), Tile(128, 64, 64)]
-    tiles += [Tile(64, 32, 64, boxes=True), Tile(128, 64, 128, stages=3, boxes=True, apart=True)]
+    tiles += [Tile(64, 32, 64, boxes=True), Tile(128, 64, 128, stages=3, boxes=True)]
     tiles += [
         Tile(m, n, k, stages=2, boxes=True, turned=True, ahead=4)
         for m, n, k in ((16, 64, 128), (32, 128, 64), (64, 64, 256))
@@ -203,10 +203,10 @@ def test_logits_of_many_rows_come_from_tiles_that_end(device: torch.device, monk
     monkeypatch.setattr(module, "launch", lambda *args: (given.append(args[4]), launch(*args))[1])
     x, weight = whole(device, 3, 64), whole(device, 70, 64, seed=1)
     for m in (128, 16):
-        tile = Tile(m, 64, 64, boxes=True, apart=True, lasting=True)
+        tile = Tile(m, 64, 64, boxes=True, lasting=True)
         monkeypatch.setattr(module, "find_tile", lambda *ignored, tile=tile: tile)
         assert torch.equal(module.logits(x, weight), module.logits_best(x, weight)[0])
-    assert [(tile.apart, tile.lasting) for tile in given] == [(False, False)] * 2 + [(False, True)] * 2
+    assert [tile.lasting for tile in given] == [False] * 2 + [True] * 2
 
 
 def test_a_row_with_nothing_above_minus_infinity_has_no_best(device: torch.device) -> None:

@@ -40,7 +40,6 @@ def test_every_shape_has_tiles_that_fit(device: torch.device) -> None:
                     )  # the order of the squares is that of 128 lanes
                     assert min(tile.m, 2 * tile.n, tile.k) >= 16
                     assert not tile.turned or (tile.boxes and tile.n >= 16 * tile.warps)  # 64 rows for each four warps
-                    assert not tile.apart or (tile.boxes and tile.warps == 4)
                     assert not tile.lasting or tile.boxes
 
 
@@ -52,7 +51,7 @@ def test_kinds_of_tiles_can_be_left_out(device: torch.device, monkeypatch: pytes
         shape = Shape(6144, 4096, False, True)
         return [getattr(tile, kind) for rows in (16, 256) for tile in tuning.tiles_for(rows, shape, torch.bfloat16)]
 
-    for kind in ("turned", "apart", "lasting", "folded"):
+    for kind in ("turned", "lasting", "folded"):
         assert any(kinds(kind))
         monkeypatch.setattr(tuning, "without", {kind})
         assert not any(kinds(kind))

@@ -1,0 +1,51 @@
+"""Kernels compiled many at a time: rounds are gone through once without being run, to find out what they launch.
+
+A launch whose kernel is missing has it compiled elsewhere and does nothing. What it would have written is zero, so that
+whoever goes on with that finds indices that exist. Nobody may have a slot meanwhile: what such a round leaves in tables
+of slots is nonsense.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from triton.runtime._async_compile import AsyncCompileMode
+
+THREADS = 12  # that compile
+_EMPTY = (torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, Tensor.new_empty_strided)
+
+log = logging.getLogger("paceline")
+
+
+class Zeroed(TorchFunctionMode):
+    """Memory that nobody has written to is zero."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.zero_() if func in _EMPTY else made
+
+
+class Elsewhere(AsyncCompileMode):  # type: ignore[misc]
+    """Kernels that are missing are compiled by other threads, and their launches left out: Triton launches what it is
+    given, so it is given nothing."""
+
+    def submit(self, key: Any, compile_fn: Any, finalize_fn: Any) -> None:
+        super().submit(key, compile_fn, finalize_fn)
+
+
+def compile_for(rounds: Iterable[Callable[[], object]]) -> None:
+    """What cannot be compiled, or gone through like this, fails when it is run in earnest, or does not."""
+    with ThreadPoolExecutor(THREADS) as pool, Elsewhere(pool, ignore_errors=True), Zeroed():
+        for go_through in rounds:
+            try:
+                go_through()
+            except Exception as error:
+                log.info("a round's kernels are compiled when it is first run: %s", error)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # rounds are captured on another stream, for which memory is kept apart

@@ -1,0 +1,61 @@
+"""Rounds that are gone through before they are run: kernels are left out, and what is left finds nothing but zeros."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from paceline.testing import tiny_llm
+from tests.drafters.contract import DRAFTERS
+from tests.kernels.triton.leaving import go_through_all
+
+triton = pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a fake device on a CPU"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # rows of nobody hold anything
+]
+
+
+@pytest.mark.parametrize("name", [None, "ngram", "lookahead", "eagle3", "eagle_dynamic", "medusa_tree", "draft_model"])
+def test_rounds_whose_kernels_are_left_out_fail_nowhere(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
+    drafter = None if name is None else DRAFTERS[name]({})
+    given = {"behind": 1, "captured": True, "kernels": "triton", "max_num_seqs": 2, "max_batched_tokens": 32}
+    assert go_through_all(monkeypatch, tiny_llm(drafter, budget="fixed", **given)) > 100
+
+
+def test_a_missing_kernel_is_compiled_elsewhere_and_its_launch_left_out() -> None:
+    from triton.runtime import _async_compile
+
+    from paceline.kernels.triton.compiling import Elsewhere
+
+    compiled: list[tuple[str, int]] = []
+    kept: list[str] = []
+
+    def compile_it() -> str:
+        compiled.append(("kernel", threading.get_ident()))
+        return "kernel"
+
+    with ThreadPoolExecutor(2) as pool, Elsewhere(pool, ignore_errors=True):
+        mode = _async_compile.active_mode.get()
+        assert mode is not None
+        for _ in range(2):
+            assert mode.submit("one", compile_it, kept.append) is None, "Triton would launch what is returned"
+        assert mode.submit("two", lambda: 1 / 0, kept.append) is None
+    assert kept == ["kernel"] and len(compiled) == 1
+    assert compiled[0][1] != threading.get_ident()
+
+
+def test_what_fails_when_it_is_gone_through_keeps_nobody_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.kernels.triton import compiling
+
+    seen: list[torch.Tensor] = []
+
+    def fails() -> None:
+        raise IndexError("out of range")
+
+    monkeypatch.setattr(compiling, "THREADS", 2)
+    compiling.compile_for([fails, lambda: seen.append(torch.empty(1000)), lambda: seen.append(seen[0].new_empty(1000))])
+    assert [one.count_nonzero().item() for one in seen] == [0, 0]
