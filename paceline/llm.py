@@ -54,6 +54,7 @@ class _Unsaid(str):
 
 
 UNSAID = _Unsaid(DEFAULT_MODEL)
+YOUNG = 64  # turns after which young garbage is collected
 SCORING = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
 
 
@@ -357,22 +358,23 @@ class LLM(Shared):
 
     def _run(self, asked: list[Asked], progress: bool = False) -> list[RequestOutput]:
         left = [sample for one in asked for sample in one.samples]
-        ours = not gc.get_freeze_count()
+        collects, turns = gc.isenabled(), itertools.count(1)
+        gc.disable()  # to look for garbage among all that is loaded takes many rounds' time: only what is young is
         try:
-            if ours:
-                gc.freeze()  # until it is done: looking for garbage among all that is loaded takes many rounds' time
             for one in asked:
                 self._queue(one.samples)
             with _bar(len(left)) if progress else nullcontext(lambda count: None) as advance:
                 while left:
                     self._take_turn()
+                    if collects and next(turns) % YOUNG == 0:
+                        gc.collect(1)
                     running = [sample for sample in left if not sample.end_told]
                     advance(len(left) - len(running))
                     left = running
             return [one.output() for one in asked]
         finally:
-            if ours:
-                gc.unfreeze()
+            if collects:
+                gc.enable()
             for one in asked:
                 self._drop(one.samples)
 

@@ -197,8 +197,9 @@ class LookaheadDrafter(QuietDrafter):
 
     def forget(self, slots: list[int]) -> None:
         for slot in slots:
-            self._rounds[slot] = self._place[slot] = NOBODY
-            self._pool[slot], self._marks[slot], self._age[slot] = NOBODY, NOBODY, 0
+            for table in (self._rounds, self._place, self._pool, self._marks):
+                table[slot].fill_(NOBODY)  # not by assignment, which waits for every round in flight
+            self._age[slot].fill_(0)
 
     def reset(self) -> None:
         for table in (self._rounds, self._place, self._pool, self._marks):

@@ -241,10 +241,10 @@ class Pace:
         return self._state
 
     def forget(self, slots: list[int]) -> None:
-        if self._state is not None and slots:
-            index = torch.tensor(slots, device=self._state.device)
-            self._state.index_fill_(1, index, 0)
-            self._state[0].index_fill_(0, index, self._max)
+        if self._state is not None:
+            for slot in slots:  # no list of them is sent: that waits for every round in flight
+                self._state[:, slot].fill_(0)
+                self._state[0, slot].fill_(self._max)
 
     @torch.inference_mode()
     def reset(self) -> None:

@@ -40,7 +40,7 @@ class StateKeeper(QuietDrafter):
 
     def forget(self, slots: list[int]) -> None:
         for slot in slots:
-            self._ready[slot] = False
+            self._ready[slot].fill_(False)  # not by assignment, which waits for every round in flight
 
     def reset(self) -> None:
         self._ready.zero_()

@@ -393,21 +393,25 @@ def test_a_request_that_runs_out_of_tokens_later_keeps_what_it_had(behind: int |
     assert_empty(llm)
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_what_is_loaded_is_no_garbage_while_answers_are_made_and_afterwards_all_is_as_before(frozen: bool) -> None:
-    seen: list[int] = []
+@pytest.mark.parametrize("collects", [False, True])
+def test_only_young_garbage_is_collected_while_answers_are_made_and_afterwards_all_is_as_before(
+    collects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    collected: list[int] = []
 
     def look(tokens: list[int], logits: torch.Tensor) -> torch.Tensor:
-        seen.append(gc.get_freeze_count())
+        seen.append(gc.isenabled())
         return logits
 
-    llm = tiny_llm(None)
-    gc.unfreeze()
-    if frozen:
-        gc.freeze()
+    llm, before = tiny_llm(None), gc.isenabled()
+    monkeypatch.setattr("paceline.llm.YOUNG", 2)
+    monkeypatch.setattr(gc, "collect", collected.append)
+    (gc.enable if collects else gc.disable)()
     try:
-        llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2, logits_processors=[look]))
-        assert seen and all(count > 0 for count in seen)
-        assert (gc.get_freeze_count() > 0) == frozen, "what the caller froze stays so"
+        llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=6, logits_processors=[look]))
+        assert seen and not any(seen)
+        assert bool(collected) == collects and set(collected) <= {1}
+        assert gc.isenabled() == collects, "what the caller wants of it stays so"
     finally:
-        gc.unfreeze()
+        (gc.enable if before else gc.disable)()

@@ -20,7 +20,7 @@ mend()
 
 # They are part of the arithmetic: a row's bits depend on them, on no other size here. Chunks are of so many positions,
 # CHUNK below EDGE and FAR_CHUNK behind it; blocks of as many as BLOCK bytes of a head hold, within BLOCKS.
-CHUNK, EDGE, FAR_CHUNK = 128, 4096, 512
+CHUNK, EDGE, FAR_CHUNK = 128, 4096, 1024
 BLOCK, BLOCKS = 1 << 15, (32, CHUNK)
 
 WARPS = 132 * 8  # that an H200 has room for, as many registers as these programs take
