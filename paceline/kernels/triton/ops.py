@@ -1,9 +1,10 @@
 """The operations in Triton: a model's description with what stands beside one another done in one kernel.
 
 A forward is described value by value, and some values need never be there: a norm is folded into the product behind it,
-a gate or a residual into the product before it, heads are normed, turned and stored at once. So those values wait
-(`Normed`, `Product`, `Turned`) until somebody uses them otherwise; then they are made. What is made depends on the
-description alone, and every kernel is row-invariant: so a row's bits depend on nothing but the row.
+a gate or a residual into the product before it, heads are normed, turned and stored at once, an embedding and a state
+are normed into one row. So those values wait (`Embedded`, `Normed`, `Product`, `Turned`) until somebody uses them
+otherwise; then they are made. What is made depends on the description alone, and every kernel is row-invariant: so a
+row's bits depend on nothing but the row.
 """
 
 from __future__ import annotations
@@ -64,12 +65,45 @@ class Waiting(ABC):
 
 
 @dataclass(eq=False)
+class Embedded(Waiting):
+    ids: Tensor  # [T]
+    table: Tensor
+
+    def make(self) -> Tensor:
+        return torch.nn.functional.embedding(self.ids, self.table)
+
+
+@dataclass(eq=False)
 class Normed(Waiting):
-    x: Tensor
+    source: Tensor | Embedded
     norm: Norm
+
+    @property
+    def x(self) -> Tensor:
+        return now(self.source)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.table.dtype if isinstance(self.source, Embedded) else self.source.dtype
 
     def make(self) -> Tensor:
         return row_kernels.rms_norm(self.x, self.norm.weight, self.norm.eps)
+
+    def may_stand_beside(self, other: Normed) -> bool:
+        return self.made is None and other.made is None and self is not other and self.dtype == other.dtype
+
+    def beside(self, other: Normed) -> Tensor:
+        """Both in one row, this one first; each is a part of that."""
+        (x, of_x), (y, of_y) = self._rows(), other._rows()
+        both = row_kernels.norm_both(x, y, (self.norm, other.norm), (of_x, of_y))
+        self.made, other.made = both[:, : x.shape[1]], both[:, x.shape[1] :]
+        return both
+
+    def _rows(self) -> tuple[Tensor, Tensor | None]:
+        """A matrix, and which of its rows these are; None: all, in order."""
+        if isinstance(self.source, Embedded) and self.source.made is None:
+            return self.source.table, self.source.ids
+        return self.x, None
 
 
 @dataclass(eq=False)
@@ -109,8 +143,11 @@ def now(x: Any) -> Tensor:
 class TritonForward(EagerForward):
     matmul = staticmethod(matmul)
 
+    def embed(self, weight: Weight) -> Any:
+        return super().embed(weight) if self.inputs.ids is None else Embedded(self.inputs.ids, weight.data)
+
     def linear(self, x: Any, weight: Weight, bias: Tensor | None) -> Any:
-        if isinstance(x, Normed) and x.made is None and x.x.dtype == weight.data.dtype:
+        if isinstance(x, Normed) and x.made is None and x.dtype == weight.data.dtype:
             return Product(x.x, weight.data, bias, x.norm, self.matmul)
         rows = now(x)
         rows = rows.to(torch.promote_types(rows.dtype, weight.data.dtype))
@@ -119,7 +156,7 @@ class TritonForward(EagerForward):
     def rms_norm(self, x: Any, weight: Tensor, eps: float, bias: Tensor | None = None) -> Any:
         if bias is not None:
             return row_kernels.rms_norm(now(x), weight, eps, bias)
-        return Normed(now(x), Norm(weight, eps))
+        return Normed(x if isinstance(x, Embedded) else now(x), Norm(weight, eps))
 
     def layer_norm(self, x: Any, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         return row_kernels.layer_norm(now(x), weight, bias, eps)
@@ -206,6 +243,8 @@ class TritonForward(EagerForward):
         return now(x) * factor
 
     def concat(self, x: Any, y: Any) -> Tensor:
+        if isinstance(x, Normed) and isinstance(y, Normed) and x.may_stand_beside(y):
+            return x.beside(y)
         return torch.cat([now(x), now(y)], dim=-1)
 
     def split(self, x: Any, sizes: Sequence[int]) -> list[Tensor]:

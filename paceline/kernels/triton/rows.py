@@ -6,6 +6,8 @@ One program has one row (or a part of one), so nothing depends on the other rows
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import triton
 import triton.language as tl
@@ -16,9 +18,30 @@ from paceline.kernels.triton.arithmetic import activate, add, factor_of, normed,
 from paceline.kernels.triton.device import PDL, begin, launching
 from paceline.kernels.triton.heads import HeadNorms, head_norm, rope, turn
 
-__all__ = ["HeadNorms", "activation", "add_rms", "gated", "head_norm", "layer_norm", "rms_norm", "rope", "turn"]
+__all__ = [
+    "HeadNorms",
+    "activation",
+    "add_rms",
+    "gated",
+    "head_norm",
+    "layer_norm",
+    "norm_both",
+    "rms_norm",
+    "rope",
+    "turn",
+]
 
 WIDTH = 1024  # columns that a program of an activation has
+
+
+class RowNorm(Protocol):
+    """An rms norm of whole rows."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    @property
+    def eps(self) -> float: ...
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
@@ -29,6 +52,22 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) 
 def add_rms(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + y in x's dtype, and the norm of that: `rms_norm`'s bits."""
     return _norm(x, y, weight, eps, None)
+
+
+def norm_both(
+    x: Tensor, y: Tensor, norms: tuple[RowNorm, RowNorm], ids: tuple[Tensor | None, Tensor | None] = (None, None)
+) -> Tensor:
+    """x and y side by side, each as `rms_norm` makes it: [T, K + L]. ids [T]: of a table these rows."""
+    picked = [None if one is None else one.contiguous() for one in ids]
+    rows, widths = len(x) if picked[0] is None else len(picked[0]), (x.shape[1], y.shape[1])
+    out = torch.empty(rows, sum(widths), dtype=x.dtype, device=x.device)
+    if rows:
+        of_x, of_y = norms
+        _norm_both[(rows, 2)](
+            x, y, *picked, of_x.weight, of_y.weight, out, x.stride(0), y.stride(0), of_x.eps, of_y.eps,
+            K=widths[0], L=widths[1], WIDE_K=_wide(x), WIDE_L=_wide(y), PDL=PDL, **launching(4),
+        )  # fmt: skip
+    return out
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -96,6 +135,36 @@ def _rms_norm(
     if bias is not None:
         made += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * K + columns, made.to(values.dtype), mask=inside)
+
+
+@triton.jit
+def _put_normed(
+    x, ids, weight, to, row, stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """One row of K values, normed as `_rms_norm` does it."""
+    columns = tl.arange(0, WIDE)
+    inside = columns < K
+    by = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    begin(PDL, True)
+    at = row
+    if ids is not None:
+        at = tl.load(ids + row)
+    values = tl.load(x + at * stride + columns, mask=inside, other=0.0)
+    made = normed(values.to(tl.float32), by, row_factor(x + at * stride, None, eps, K), values.dtype)
+    tl.store(to + columns, made.to(values.dtype), mask=inside)
+
+
+@triton.jit
+def _norm_both(
+    x, y, x_ids, y_ids, x_weight, y_weight, out, x_stride, y_stride, x_eps, y_eps,
+    K: tl.constexpr, L: tl.constexpr, WIDE_K: tl.constexpr, WIDE_L: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    to = out + row * (K + L)
+    if tl.program_id(1) == 0:
+        _put_normed(x, x_ids, x_weight, to, row, x_stride, x_eps, K, WIDE_K, PDL)
+    else:
+        _put_normed(y, y_ids, y_weight, to + K, row, y_stride, y_eps, L, WIDE_L, PDL)
 
 
 @triton.jit
