@@ -18,16 +18,18 @@ from paceline.kernels.held import hold
 from paceline.kernels.ops import Inputs, LayerCache, Layout, Ops, Span
 from paceline.kernels.rounds import Keyed
 from paceline.kernels.triton import picking
+from paceline.kernels.triton.device import PDL, begin, launching
 
 _POINTERS = ["keys", "names", "tokens", "places", "slots", "starts", "most", "first", "pages", "out"]
-_NUMBERS = ["parts", "step", "steps", "num_rows", "page_row", "null", "block_size"]
+_NUMBERS = ["parts", "step", "steps", "num_rows", "page_row", "null"]
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
 def _link_kernel(
     keys, names, tokens, places, slots, starts, most, first, pages, out, parts, step, steps, num_rows, page_row, null,
-    block_size, PARTS: tl.constexpr,
+    SIZE: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL, True)
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
     place = tl.maximum(picking.decided(keys + row * parts + part, part < parts), 0)
     token = place
@@ -43,12 +45,12 @@ def _link_kernel(
         lowest = line * 0
         if first is not None:
             lowest = tl.where(real, tl.load(first + slot), 0)
-        page = tl.load(pages + slot * page_row + line // block_size)
+        page = tl.load(pages + slot * page_row + line // SIZE)
         tl.store(out + row, token)
         tl.store(out + num_rows + row, slot)
         tl.store(out + 2 * num_rows + row, line)
         tl.store(out + 3 * num_rows + row, tl.where(real, line, 1))
-        tl.store(out + 4 * num_rows + row, page * block_size + line % block_size)
+        tl.store(out + 4 * num_rows + row, page * SIZE + line % SIZE)
         tl.store(out + 5 * num_rows + row, lowest)
 
 
@@ -97,9 +99,13 @@ def _pick(
     rows, steps = tokens.shape
     out = None if step + 1 == steps else torch.empty((6, rows), dtype=torch.int64, device=tokens.device)
     pages, parts = feeding.page_table, keys.shape[1]
-    numbers = (parts, step, steps, rows, pages.stride(0), len(pages) - 1, feeding.block_size)
+    numbers = (parts, step, steps, rows, pages.stride(0), len(pages) - 1)
     _link_kernel[(rows,)](
-        *(keys, ids, tokens, chosen, *feeding[:5], out, *numbers), PARTS=triton.next_power_of_2(parts), num_warps=1
+        *(keys, ids, tokens, chosen, *feeding[:5], out, *numbers),
+        SIZE=feeding.block_size,
+        PARTS=triton.next_power_of_2(parts),
+        PDL=PDL,
+        **launching(1),
     )
     return None if out is None else Inputs(out[0], _layout(feeding, out), named)
 

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.rounds import Lookup, Tables
+from paceline.kernels.triton.device import PDL, begin, launching
 
 BLOCK = 2048  # positions that are searched at a time
 NODES = 8  # of a program that finds paths
@@ -70,8 +71,9 @@ def _keep_pace(pace, slot, slots, length, size, nodes):
 )
 def _look_up_kernel(
     slots, budgets, table, lengths, prompts, pace, out, table_row, count_stride, num_slots, nodes, most, least,
-    MATCH: tl.constexpr, REFERENCE: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
+    MATCH: tl.constexpr, REFERENCE: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL, True)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     text = table + slot * table_row
@@ -103,7 +105,8 @@ def look_up(slots: Tensor, budgets: Tensor, lookup: Lookup, tables: Tables) -> t
         REFERENCE=lookup.reference,
         NODES=triton.next_power_of_2(nodes),
         BLOCK=min(BLOCK, triton.next_power_of_2(tables.max_length)),
-        num_warps=8,
+        PDL=PDL,
+        **launching(8),
     )
     return out[:, :nodes], out[:, nodes : 2 * nodes], out[:, 2 * nodes]
 
@@ -114,8 +117,9 @@ def look_up(slots: Tensor, budgets: Tensor, lookup: Lookup, tables: Tables) -> t
 )
 def _budget_kernel(
     each, slots, lengths, limits, sizes, parents, out, kept, asked, spread, count_stride, nodes, size_stride,
-    parent_row, NODES: tl.constexpr,
+    parent_row, NODES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL, True)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     room = tl.load(limits + slot * count_stride) - tl.load(lengths + slot * count_stride) - 1 + spread
@@ -166,7 +170,8 @@ def _budget(
         *(each, slots, tables.lengths, tables.limits, sizes, parents, *out),
         *(number, spread, tables.lengths.stride(0), *shape),
         NODES=triton.next_power_of_2(max(shape[0], 1)),
-        num_warps=1,
+        PDL=PDL,
+        **launching(1),
     )
 
 
@@ -175,8 +180,10 @@ def _budget(
     do_not_specialize_on_alignment=["slots", "read", "fed", "num_fed", "table", "lengths"],
 )
 def _true_kernel(
-    slots, read, fed, num_fed, table, lengths, depth, fed_row, table_row, count_stride, longest, DEPTH: tl.constexpr
-):
+    slots, read, fed, num_fed, table, lengths, depth, fed_row, table_row, count_stride, longest,
+    DEPTH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL, True)
     slot = tl.load(slots + tl.program_id(0))
     start, place = tl.load(read + slot), tl.arange(0, DEPTH)
     at = start + place
@@ -195,7 +202,8 @@ def count_true(slots: Tensor, read: Tensor, fed: Tensor, num_fed: Tensor, tables
     _true_kernel[(len(slots),)](
         *(slots, read, fed, num_fed, tables.tokens, tables.lengths, *numbers),
         DEPTH=triton.next_power_of_2(depth + 1),
-        num_warps=1,  # so that nobody reads what another has written
+        PDL=PDL,
+        **launching(1),  # so that nobody reads what another has written
     )
 
 
@@ -206,7 +214,8 @@ def _above(parents, node):
 
 
 @triton.jit(do_not_specialize=["nodes", "depth", "parent_row"], do_not_specialize_on_alignment=["parents", "out"])
-def _paths_kernel(parents, out, nodes, depth, parent_row, DEPTH: tl.constexpr, NODES: tl.constexpr):
+def _paths_kernel(parents, out, nodes, depth, parent_row, DEPTH: tl.constexpr, NODES: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL, True)
     row, place = tl.program_id(0).to(tl.int64), tl.arange(0, DEPTH)[None, :]
     node = (tl.program_id(1) * NODES + tl.arange(0, NODES)).to(tl.int64)[:, None]
     here = parents + row * parent_row
@@ -231,5 +240,6 @@ def paths(parents: Tensor, depth: int) -> Tensor:
     out = torch.empty((batch, nodes, depth), dtype=torch.int64, device=parents.device)
     grid = (batch, triton.cdiv(nodes, NODES))
     block = triton.next_power_of_2(max(depth, 1))
-    _paths_kernel[grid](parents, out, nodes, depth, parents.stride(0), DEPTH=block, NODES=NODES, num_warps=1)
+    numbers = (nodes, depth, parents.stride(0))
+    _paths_kernel[grid](parents, out, *numbers, DEPTH=block, NODES=NODES, PDL=PDL, **launching(1))
     return out
