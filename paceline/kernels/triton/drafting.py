@@ -113,16 +113,17 @@ def look_up(slots: Tensor, budgets: Tensor, lookup: Lookup, tables: Tables) -> t
 
 @triton.jit(
     do_not_specialize=["asked", "spread", "count_stride", "nodes", "size_stride", "parent_row"],
-    do_not_specialize_on_alignment=["each", "slots", "lengths", "limits", "sizes", "parents", "out", "kept"],
+    do_not_specialize_on_alignment=["each", "slots", "lengths", "limits", "sizes", "parents", "out", "kept", "long"],
 )
 def _budget_kernel(
-    each, slots, lengths, limits, sizes, parents, out, kept, asked, spread, count_stride, nodes, size_stride,
-    parent_row, NODES: tl.constexpr, PDL: tl.constexpr,
+    each, slots, lengths, limits, sizes, parents, out, kept, long, asked, spread, count_stride, nodes,
+    size_stride, parent_row, NODES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL, True)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
-    room = tl.load(limits + slot * count_stride) - tl.load(lengths + slot * count_stride) - 1 + spread
+    length = tl.load(lengths + slot * count_stride)
+    room = tl.load(limits + slot * count_stride) - length - 1 + spread
     most = tl.maximum(room, 0)
     if each is None:
         most = tl.minimum(most, asked)
@@ -134,14 +135,17 @@ def _budget_kernel(
         inside = place < nodes
         parent = tl.load(parents + row * parent_row + place, inside, -2)
         tl.store(kept + row * nodes + place, tl.where(place < most, parent, -2), inside)
+    if long is not None:
+        tl.store(long + row, length)
     tl.store(out + row, most)
 
 
-def budgets(asked: int | Tensor, slots: Tensor, tables: Tables, spread: int) -> Tensor:
-    """[B] nodes that slots [B] have room for, no more than asked (of all, or of each); `spread` more for trees."""
-    out = torch.empty(len(slots), dtype=torch.int64, device=slots.device)
-    _budget(asked, slots, tables, spread, (None, None), (out, None))
-    return out
+def budgets(asked: int | Tensor, slots: Tensor, tables: Tables, spread: int) -> tuple[Tensor, Tensor]:
+    """[B] nodes that slots [B] have room for, no more than asked (of all, or of each); `spread` more for trees.
+    And [B] how long they are."""
+    out, long = torch.empty((2, len(slots)), dtype=torch.int64, device=slots.device)
+    _budget(asked, slots, tables, spread, (None, None), (out, None, long))
+    return out, long
 
 
 def cut(
@@ -149,7 +153,7 @@ def cut(
 ) -> tuple[Tensor, Tensor]:
     """Sizes [B] and parents [B, N] of the same trees with no more nodes than that."""
     out, kept = (torch.empty(shape, dtype=torch.int64, device=slots.device) for shape in (sizes.shape, parents.shape))
-    _budget(asked, slots, tables, spread, (sizes, parents), (out, kept))
+    _budget(asked, slots, tables, spread, (sizes, parents), (out, kept, None))
     return out, kept
 
 
@@ -159,7 +163,7 @@ def _budget(
     tables: Tables,
     spread: int,
     given: tuple[Tensor | None, Tensor | None],
-    out: tuple[Tensor, Tensor | None],
+    out: tuple[Tensor, Tensor | None, Tensor | None],
 ) -> None:
     sizes, parents = given
     if parents is not None and parents.stride(1) != 1:

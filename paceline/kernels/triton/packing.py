@@ -111,7 +111,7 @@ def pack(rows: Rows, slots: Tensor, block_size: int, tables: Tables, given: Give
     return PackedRows(ids, own, positions, base, lines, write, first[0] if first else None, path)
 
 
-_SEEN = ["slots", "positions", "owner", "node", "nodes", "table", "lengths", "pages", "kept", "out"]
+_SEEN = ["slots", "positions", "owner", "node", "nodes", "table", "lengths", "pages", "first", "kept", "out"]
 
 
 @triton.jit(
@@ -119,8 +119,9 @@ _SEEN = ["slots", "positions", "owner", "node", "nodes", "table", "lengths", "pa
     do_not_specialize_on_alignment=_SEEN,
 )
 def _observe_kernel(
-    slots, positions, owner, node, nodes, table, lengths, pages, kept, out, num_rows, depth, node_row, table_row,
-    count_stride, page_row, null, SIZE: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+    slots, positions, owner, node, nodes, table, lengths, pages, first, kept, out, num_rows, depth, node_row,
+    table_row, count_stride, page_row, null, SIZE: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL, True)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -149,21 +150,26 @@ def _observe_kernel(
     page = tl.load(pages + slot * page_row + position // SIZE, inside, 0)
     ends = real & (behind % SIZE == 0)
     tl.store(out + 7 * num_rows + row, tl.where(ends, page, 0), inside)
+    if first is not None:
+        tl.store(out + 8 * num_rows + row, tl.minimum(tl.load(first + slot, inside, 0), behind), inside)
 
 
-def observe(layout: Layout, rows: Rows, nodes: Tensor | None, tables: Tables) -> Kept:
-    """Which rows were kept, with accepted nodes [B', D]; None: those of committed tokens alone."""
+def observe(layout: Layout, rows: Rows, nodes: Tensor | None, tables: Tables, first: Tensor | None = None) -> Kept:
+    """Which rows were kept, with accepted nodes [B', D]; None: those of committed tokens alone.
+
+    first [S+1]: the lowest position that each slot sees; None: nobody asks.
+    """
     count = len(layout.slots)
     depth = 0 if nodes is None else nodes.shape[1]
     if nodes is not None and nodes.stride(1) != 1:
         nodes = nodes.contiguous()
     kept = torch.empty(count, dtype=torch.bool, device=layout.slots.device)
-    out = torch.empty((8, count), dtype=torch.int64, device=layout.slots.device)
+    out = torch.empty((8 if first is None else 9, count), dtype=torch.int64, device=layout.slots.device)
     strides = (0 if nodes is None else nodes.stride(0), tables.tokens.stride(0), tables.lengths.stride(0))
     numbers = (count, depth, *strides, tables.pages.stride(0), tables.null)
     _observe_kernel[(triton.cdiv(count, ROWS),)](
         *(layout.slots, layout.positions, rows.owner, rows.node, nodes if depth else None),
-        *(tables.tokens, tables.lengths, tables.pages, kept.view(torch.uint8), out, *numbers),
+        *(tables.tokens, tables.lengths, tables.pages, first, kept.view(torch.uint8), out, *numbers),
         SIZE=layout.block_size,
         DEPTH=triton.next_power_of_2(max(depth, 1)),
         ROWS=ROWS,
