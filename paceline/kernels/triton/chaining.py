@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,14 +21,14 @@ from paceline.kernels.rounds import Keyed
 from paceline.kernels.triton import picking
 from paceline.kernels.triton.device import PDL, begin, launching
 
-_POINTERS = ["keys", "names", "tokens", "places", "slots", "starts", "most", "first", "pages", "out"]
+_POINTERS = ["keys", "names", "tokens", "places", "slots", "starts", "most", "first", "pages", "out", "counts"]
 _NUMBERS = ["parts", "step", "steps", "num_rows", "page_row", "null"]
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
 def _link_kernel(
-    keys, names, tokens, places, slots, starts, most, first, pages, out, parts, step, steps, num_rows, page_row, null,
-    SIZE: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
+    keys, names, tokens, places, slots, starts, most, first, pages, out, counts, parts, step, steps, num_rows,
+    page_row, null, SIZE: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL, True)
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
@@ -38,6 +39,8 @@ def _link_kernel(
     tl.store(tokens + row * steps + step, token)
     if places is not None:
         tl.store(places + row, place)
+    if counts is not None:
+        tl.store(counts + row, tl.minimum(tl.load(most + row), steps))
     if out is not None:
         real = step + 1 < tl.load(most + row)
         slot = tl.where(real, tl.load(slots + row), null)
@@ -54,11 +57,20 @@ def _link_kernel(
         tl.store(out + 5 * num_rows + row, lowest)
 
 
+class _Noted(NamedTuple):
+    """Where a pick is noted."""
+
+    tokens: Tensor  # [B, k]
+    chosen: Tensor | None  # [B] by number
+    counts: Tensor | None  # [B] how many drafts each has, with the last
+
+
 def draw(ops: Ops, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
     """Drafts for each of B rows, one a link, by any kernels whose results stay on the device."""
     feeding, steps = chain.feeding, len(chain.links)
     tokens = torch.empty((len(feeding.slots), steps), dtype=torch.int64, device=feeding.slots.device)
     named, taps = dict(chain.named), () if chain.state is None else (chain.state[1],)
+    counts = None if chain.least else torch.empty_like(feeding.most)
     fed, own = None if chain.newest is None else Inputs(chain.newest, None, named), list[Tensor]()
     for step, link in enumerate(chain.links):
         final = chain.finals
@@ -71,11 +83,11 @@ def draw(ops: Ops, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
         assert final is not None, "a chain needs `newest`, or `finals` where its first link has no network"
         logits = _logits(ops, link, final)
         chosen = torch.empty_like(feeding.slots) if chain.least else None
-        fed = _pick(chain, step, logits, tokens, chosen, named)
+        last = step + 1 == steps
+        fed = _pick(chain, step, logits, _Noted(tokens, chosen, counts if last else None), None if last else named)
         if chosen is not None:
             own.append(_chance(chain, logits, chosen))
-    counts = torch.minimum(feeding.most, _likely(own, chain.least)) if own else feeding.most.clamp(max=steps)
-    return Drafts(tokens, counts)
+    return Drafts(tokens, torch.minimum(feeding.most, _likely(own, chain.least)) if counts is None else counts)
 
 
 def _logits(ops: Ops, link: Link, final: Tensor) -> Tensor:
@@ -83,10 +95,9 @@ def _logits(ops: Ops, link: Link, final: Tensor) -> Tensor:
     return logits if link.bias is None else logits + link.bias
 
 
-def _pick(
-    chain: Chain, step: int, logits: Tensor, tokens: Tensor, chosen: Tensor | None, named: dict[str, Tensor]
-) -> Inputs | None:
-    """Note everyone's pick; what the next network reads, if there is one. chosen [B]: to know it by number, too."""
+def _pick(chain: Chain, step: int, logits: Tensor, noted: _Noted, named: dict[str, Tensor] | None) -> Inputs | None:
+    """Note everyone's pick; what the next network reads, with what is named, if there is one."""
+    tokens, chosen, counts = noted
     feeding, ids = chain.feeding, chain.ids
     keyed = chain.picking
     if keyed is None:
@@ -97,17 +108,17 @@ def _pick(
             logits, feeding.slots, feeding.starts, keyed._replace(ahead=step, ids=ids, numbers=True)
         )
     rows, steps = tokens.shape
-    out = None if step + 1 == steps else torch.empty((6, rows), dtype=torch.int64, device=tokens.device)
+    out = None if named is None else torch.empty((6, rows), dtype=torch.int64, device=tokens.device)
     pages, parts = feeding.page_table, keys.shape[1]
     numbers = (parts, step, steps, rows, pages.stride(0), len(pages) - 1)
     _link_kernel[(rows,)](
-        *(keys, ids, tokens, chosen, *feeding[:5], out, *numbers),
+        *(keys, ids, tokens, chosen, *feeding[:5], out, counts, *numbers),
         SIZE=feeding.block_size,
         PARTS=triton.next_power_of_2(parts),
         PDL=PDL,
         **launching(1),
     )
-    return None if out is None else Inputs(out[0], _layout(feeding, out), named)
+    return None if named is None or out is None else Inputs(out[0], _layout(feeding, out), named)
 
 
 def _layout(feeding: Feeding, out: Tensor) -> Layout:
