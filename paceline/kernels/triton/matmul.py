@@ -22,6 +22,8 @@ from paceline.kernels.triton.tiles import Shape, Tile, find_tile
 
 mend()
 
+Bests = tuple[Tensor, Tensor]  # [T, blocks] values and ids
+
 
 @dataclass(frozen=True)
 class Norm:
@@ -61,6 +63,17 @@ def logits(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
 
 def logits_best(x: Tensor, weight: Tensor, norm: Norm | None = None) -> tuple[Tensor, Tensor]:
     """`logits`, and [R] int64 the lowest id of each row's largest: -1 where none is above -inf or one is NaN."""
+    out, (values, ids) = logits_bests(x, weight, norm)
+    rows, blocks = values.shape
+    best = torch.empty(rows, dtype=torch.int64, device=x.device)
+    if rows:
+        size = triton.next_power_of_2(blocks)
+        product.find_best[(rows,)](values, ids, best, blocks, BLOCKS=size, PDL=PDL, **launching(4))
+    return out, best
+
+
+def logits_bests(x: Tensor, weight: Tensor, norm: Norm | None = None) -> tuple[Tensor, Bests]:
+    """`logits`, and of each block of a row the largest, by `product.leave_best`: what the row's best is found in."""
     rows, width = x.shape[0], weight.shape[0]
     out = torch.empty(rows, width, dtype=torch.float32, device=x.device)
     tile = _tile_of_logits(x, weight, norm)
@@ -68,11 +81,7 @@ def logits_best(x: Tensor, weight: Tensor, norm: Norm | None = None) -> tuple[Te
     values = torch.empty(rows, blocks, dtype=torch.float32, device=x.device)
     ids = torch.empty(rows, blocks, dtype=torch.int32, device=x.device)
     launch(x, weight, out, Around(norm=norm, bests=(values, ids)), tile)
-    best = torch.empty(rows, dtype=torch.int64, device=x.device)
-    if rows:
-        size = triton.next_power_of_2(blocks)
-        product.find_best[(rows,)](values, ids, best, blocks, BLOCKS=size, PDL=PDL, **launching(4))
-    return out, best
+    return out, (values, ids)
 
 
 def _tile_of_logits(x: Tensor, weight: Tensor, norm: Norm | None) -> Tile:
@@ -102,7 +111,7 @@ class Around:
     norm: Norm | None = None
     residual: Tensor | None = None
     gate: str | None = None
-    bests: tuple[Tensor, Tensor] | None = None  # [T, blocks] values and ids
+    bests: Bests | None = None
     factors: Tensor | None = None  # [T] of rows that are scaled already
 
 

@@ -43,7 +43,7 @@ from paceline.kernels.triton import heads as head_kernels
 from paceline.kernels.triton import rows as row_kernels
 from paceline.kernels.triton.attention import Look, Tiles, attend, tiles_of
 from paceline.kernels.triton.heads import HeadNorms
-from paceline.kernels.triton.matmul import Norm, logits_best, matmul
+from paceline.kernels.triton.matmul import Norm, logits_best, logits_bests, matmul
 from paceline.kernels.triton.matmul import logits as matmul_logits
 from paceline.kernels.triton.rounds import TritonRounds
 
@@ -287,6 +287,7 @@ class TritonOps(EagerOps):
     name, chains, captures = "triton", True, True
     rounds: Rounds | None = TritonRounds()
     forward = TritonForward
+    bests = staticmethod(logits_bests)  # by which drafts are the likeliest
 
     def __init__(self, device: torch.device) -> None:
         for path in sorted(MEASURED.glob("*.json")):
@@ -306,7 +307,7 @@ class TritonOps(EagerOps):
         return Late(final, f.tapped(), *best)
 
     def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
-        return chaining.draw(self, chain, caches)
+        return chaining.draw(self, chain, caches, self.bests)
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
         return matmul_logits(hidden, weight.data)

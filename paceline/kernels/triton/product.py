@@ -242,19 +242,24 @@ def product_of_boxes(
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["blocks"])
-def find_best(values, ids, out, blocks, BLOCKS: tl.constexpr, PDL: tl.constexpr):
+@triton.jit
+def best_of_blocks(values, ids, blocks, BLOCKS: tl.constexpr):
     """One row's best of all blocks: of equals the lowest id; -1 where nothing is above -inf or a NaN was seen."""
-    row = tl.program_id(0).to(tl.int64)
-    begin(PDL)
     at = tl.arange(0, BLOCKS)
     inside = at < blocks
-    value = tl.load(values + row * blocks + at, mask=inside, other=float("-inf"))
-    number = tl.load(ids + row * blocks + at, mask=inside, other=2147483647)
+    value = tl.load(values + at, mask=inside, other=float("-inf"))
+    number = tl.load(ids + at, mask=inside, other=2147483647)
     best = tl.max(value, axis=0)
     winner = tl.min(tl.where(value == best, number, 2147483647), axis=0)
     sound = (best > float("-inf")) & (tl.min(number, axis=0) >= 0)
-    tl.store(out + row, tl.where(sound, winner, -1).to(tl.int64))
+    return tl.where(sound, winner, -1).to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def find_best(values, ids, out, blocks, BLOCKS: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    begin(PDL)
+    tl.store(out + row, best_of_blocks(values + row * blocks, ids + row * blocks, blocks, BLOCKS))
 
 
 @triton.jit
