@@ -1,4 +1,4 @@
-"""Rows that are kept by slot or by page, put there and taken from there: one launch for two tables.
+"""Rows that are kept by slot, page or token, put there and taken from there: one launch for two tables.
 
 A program has BLOCK columns of one row. To the bit what `StateReader` and `KVCache` do in tensor operations; nobody's
 row, which nobody looks at, stays as it is.
@@ -79,3 +79,17 @@ def take(slots: Tensor, budgets: Tensor, known: Tensor, kept: Sequence[Tensor]) 
             *(slots, x, y, out[first], *asked, width, count * width), BLOCK=BLOCK, PDL=PDL, **launching(4)
         )
     return most, list(out)
+
+
+def pick(table: Tensor, ids: Tensor) -> Tensor:
+    """The rows of table [V, W] that ids [T] name."""
+    out = table.new_empty(len(ids), table.shape[1])
+    if len(ids):
+        assert table.is_contiguous()
+        _take_kernel[(len(ids), triton.cdiv(table.shape[1], BLOCK))](
+            *(ids.contiguous(), table, None, out, None, None, None, table.shape[1], 0),
+            BLOCK=BLOCK,
+            PDL=PDL,
+            **launching(4),
+        )
+    return out

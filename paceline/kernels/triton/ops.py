@@ -37,7 +37,7 @@ from paceline.kernels.ops import (
     Weight,
 )
 from paceline.kernels.rounds import Rounds
-from paceline.kernels.triton import chaining, library, tuning
+from paceline.kernels.triton import chaining, keeping, library, tuning
 from paceline.kernels.triton import experts as expert_kernels
 from paceline.kernels.triton import heads as head_kernels
 from paceline.kernels.triton import rows as row_kernels
@@ -70,7 +70,7 @@ class Embedded(Waiting):
     table: Tensor
 
     def make(self) -> Tensor:
-        return torch.nn.functional.embedding(self.ids, self.table)
+        return keeping.pick(self.table, self.ids)
 
 
 @dataclass(eq=False)
@@ -303,7 +303,7 @@ class TritonOps(EagerOps):
             if head is not None:
                 hidden.logits, hidden.best = logits_best(hidden.final[head.rows], head.weight.data)
             return hidden
-        best = logits_best(final.x[head.rows], head.weight.data, final.norm)
+        best = logits_best(final.x, head.weight.data, final.norm, head.rows)
         return Late(final, f.tapped(), *best)
 
     def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:

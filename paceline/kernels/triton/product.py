@@ -263,8 +263,8 @@ def find_best(values, ids, out, blocks, BLOCKS: tl.constexpr, PDL: tl.constexpr)
 
 
 @triton.jit
-def fold(x, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr):
-    """What `product` does to a row in front of the sum, once for all programs, with the same bits.
+def fold(x, picked, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr):
+    """What `product` does to a row in front of the sum, once for all programs, with the same bits; picked: to those.
 
     Programs of that product start at once: while this one waits and works they ask for their weights.
     """
@@ -272,7 +272,10 @@ def fold(x, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE: tl.con
     columns = tl.arange(0, WIDE)
     by = tl.load(scale + columns, mask=columns < K, other=0.0)
     begin(PDL, True)
-    values = tl.load(x + row * x_stride + columns, mask=columns < K, other=0.0)
-    tl.store(factors + row + tl.arange(0, 1), row_factor(x + row * x_stride, None, eps, K))
+    at = row
+    if picked is not None:
+        at = tl.load(picked + row)
+    values = tl.load(x + at * x_stride + columns, mask=columns < K, other=0.0)
+    tl.store(factors + row + tl.arange(0, 1), row_factor(x + at * x_stride, None, eps, K))
     made = (values.to(tl.float32) * by.to(tl.float32)).to(scaled.dtype.element_ty)
     tl.store(scaled + row * K + columns, made, mask=columns < K)

@@ -15,7 +15,7 @@ SLOTS, NOBODY = 5, 5
 
 @pytest.mark.parametrize(("tables", "width"), [(1, 40), (2, 1500), (3, 40)])
 def test_rows_are_put_and_taken_as_by_tensor_operations(tables: int, width: int, device: torch.device) -> None:
-    from paceline.kernels.triton.keeping import put, take
+    from paceline.kernels.triton.keeping import pick, put, take
 
     generator = torch.Generator().manual_seed(tables)
     rows = [torch.randn(4, 2 * width, generator=generator).to(device)[:, width:] for _ in range(tables)]
@@ -32,6 +32,7 @@ def test_rows_are_put_and_taken_as_by_tensor_operations(tables: int, width: int,
     most, found = take(slots, budgets, known, kept)
     assert most.tolist() == [2, 0, 0, 5] and most.dtype == budgets.dtype
     assert all(torch.equal(one, table[slots]) for one, table in zip(found, kept)) and len(found) == tables
+    assert all(torch.equal(pick(table, slots), table[slots]) for table in kept)
 
 
 def test_no_rows_are_put_nowhere(device: torch.device) -> None:
