@@ -98,7 +98,8 @@ class MTPDrafter(StateReader):
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         layout = batch.layout
         finals = list[Tensor]()
-        before = cache_rows(layout, layout.slots, (layout.positions - 1).clamp(min=0))
+        if len(self.modules) > 1:
+            before = cache_rows(layout, layout.slots, (layout.positions - 1).clamp(min=0))
         for number, module in enumerate(self.modules):
             given = module.run(self._seen_by(batch, number), states, self._caches).final
             finals.append(given)
