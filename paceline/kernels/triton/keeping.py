@@ -18,7 +18,7 @@ from paceline.kernels.triton.device import PDL, begin, launching
 BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=["nobody", "x_stride", "y_stride"], do_not_specialize_on_alignment=["places", "known"])
+@triton.jit(do_not_specialize=["nobody"], do_not_specialize_on_alignment=["places", "known"])
 def _put_kernel(
     places, x, y, to_x, to_y, known, nobody, width, x_stride, y_stride, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):

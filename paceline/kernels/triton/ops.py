@@ -2,7 +2,7 @@
 
 A forward is described value by value, and some values need never be there: a norm is folded into the product behind it,
 a gate or a residual into the product before it, heads are normed, turned and stored at once, an embedding and a state
-are normed into one row. So those values wait (`Embedded`, `Normed`, `Product`, `Turned`) until somebody uses them
+are picked, normed and joined. So those values wait (`Embedded`, `Normed`, `Product`, `Turned`) until somebody uses them
 otherwise; then they are made. What is made depends on the description alone, and every kernel is row-invariant: so a
 row's bits depend on nothing but the row.
 """
@@ -82,28 +82,8 @@ class Normed(Waiting):
     def x(self) -> Tensor:
         return now(self.source)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.source.table.dtype if isinstance(self.source, Embedded) else self.source.dtype
-
     def make(self) -> Tensor:
         return row_kernels.rms_norm(self.x, self.norm.weight, self.norm.eps)
-
-    def may_stand_beside(self, other: Normed) -> bool:
-        return self.made is None and other.made is None and self is not other and self.dtype == other.dtype
-
-    def beside(self, other: Normed) -> Tensor:
-        """Both in one row, this one first; each is a part of that."""
-        (x, of_x), (y, of_y) = self._rows(), other._rows()
-        both = row_kernels.norm_both(x, y, (self.norm, other.norm), (of_x, of_y))
-        self.made, other.made = both[:, : x.shape[1]], both[:, x.shape[1] :]
-        return both
-
-    def _rows(self) -> tuple[Tensor, Tensor | None]:
-        """A matrix, and which of its rows these are; None: all, in order."""
-        if isinstance(self.source, Embedded) and self.source.made is None:
-            return self.source.table, self.source.ids
-        return self.x, None
 
 
 @dataclass(eq=False)
@@ -140,6 +120,15 @@ def now(x: Any) -> Tensor:
     return made
 
 
+def _part(x: Any) -> row_kernels.Part:
+    """A value as a part of a joined row: made there, if it waits for its embedding or its norm."""
+    if isinstance(x, Normed) and x.made is None:
+        return _part(x.source)._replace(norm=x.norm)
+    if isinstance(x, Embedded) and x.made is None:
+        return row_kernels.Part(x.table, x.ids)
+    return row_kernels.Part(now(x))
+
+
 class TritonForward(EagerForward):
     matmul = staticmethod(matmul)
 
@@ -147,7 +136,7 @@ class TritonForward(EagerForward):
         return super().embed(weight) if self.inputs.ids is None else Embedded(self.inputs.ids, weight.data)
 
     def linear(self, x: Any, weight: Weight, bias: Tensor | None) -> Any:
-        if isinstance(x, Normed) and x.made is None and x.dtype == weight.data.dtype:
+        if isinstance(x, Normed) and x.made is None and x.x.dtype == weight.data.dtype:
             return Product(x.x, weight.data, bias, x.norm, self.matmul)
         rows = now(x)
         rows = rows.to(torch.promote_types(rows.dtype, weight.data.dtype))
@@ -243,9 +232,14 @@ class TritonForward(EagerForward):
         return now(x) * factor
 
     def concat(self, x: Any, y: Any) -> Tensor:
-        if isinstance(x, Normed) and isinstance(y, Normed) and x.may_stand_beside(y):
-            return x.beside(y)
-        return torch.cat([now(x), now(y)], dim=-1)
+        one, other = _part(x), _part(y)
+        if one.rows.dtype != other.rows.dtype or one.rows.stride(1) != 1 or other.rows.stride(1) != 1:
+            return torch.cat([now(x), now(y)], dim=-1)
+        both = row_kernels.join(one, other)
+        for value, made in zip((x, y), both.split([one.rows.shape[1], other.rows.shape[1]], dim=1)):
+            if isinstance(value, Waiting) and value.made is None:
+                value.made = made
+        return both
 
     def split(self, x: Any, sizes: Sequence[int]) -> list[Tensor]:
         return [part.contiguous() for part in torch.split(now(x), list(sizes), dim=-1)]

@@ -6,7 +6,7 @@ One program has one row (or a part of one), so nothing depends on the other rows
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import triton
@@ -20,12 +20,13 @@ from paceline.kernels.triton.heads import HeadNorms, head_norm, rope, turn
 
 __all__ = [
     "HeadNorms",
+    "Part",
     "activation",
     "add_rms",
     "gated",
     "head_norm",
+    "join",
     "layer_norm",
-    "norm_both",
     "rms_norm",
     "rope",
     "turn",
@@ -54,18 +55,25 @@ def add_rms(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, T
     return _norm(x, y, weight, eps, None)
 
 
-def norm_both(
-    x: Tensor, y: Tensor, norms: tuple[RowNorm, RowNorm], ids: tuple[Tensor | None, Tensor | None] = (None, None)
-) -> Tensor:
-    """x and y side by side, each as `rms_norm` makes it: [T, K + L]. ids [T]: of a table these rows."""
-    picked = [None if one is None else one.contiguous() for one in ids]
-    rows, widths = len(x) if picked[0] is None else len(picked[0]), (x.shape[1], y.shape[1])
-    out = torch.empty(rows, sum(widths), dtype=x.dtype, device=x.device)
+class Part(NamedTuple):
+    """What a half of a joined row is made of."""
+
+    rows: Tensor  # [T, K]
+    ids: Tensor | None = None  # [T]: `rows` is a table, and these are its rows
+    norm: RowNorm | None = None  # as `rms_norm` makes it
+
+
+def join(x: Part, y: Part) -> Tensor:
+    """x and y side by side: [T, K + L]."""
+    ids = [None if part.ids is None else part.ids.contiguous() for part in (x, y)]
+    rows, widths = len(x.rows) if ids[0] is None else len(ids[0]), (x.rows.shape[1], y.rows.shape[1])
+    out = torch.empty(rows, sum(widths), dtype=x.rows.dtype, device=x.rows.device)
     if rows:
-        of_x, of_y = norms
-        _norm_both[(rows, 2)](
-            x, y, *picked, of_x.weight, of_y.weight, out, x.stride(0), y.stride(0), of_x.eps, of_y.eps,
-            K=widths[0], L=widths[1], WIDE_K=_wide(x), WIDE_L=_wide(y), PDL=PDL, **launching(4),
+        norms = [(None, 0.0) if part.norm is None else (part.norm.weight, part.norm.eps) for part in (x, y)]
+        weights, eps = zip(*norms)
+        _join[(rows, 2)](
+            x.rows, y.rows, *ids, *weights, out, x.rows.stride(0), y.rows.stride(0), *eps,
+            K=widths[0], L=widths[1], WIDE_K=_wide(x.rows), WIDE_L=_wide(y.rows), PDL=PDL, **launching(4),
         )  # fmt: skip
     return out
 
@@ -138,33 +146,36 @@ def _rms_norm(
 
 
 @triton.jit
-def _put_normed(
+def _put_part(
     x, ids, weight, to, row, stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """One row of K values, normed as `_rms_norm` does it."""
     columns = tl.arange(0, WIDE)
     inside = columns < K
-    by = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if weight is not None:
+        by = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     begin(PDL, True)
     at = row
     if ids is not None:
         at = tl.load(ids + row)
     values = tl.load(x + at * stride + columns, mask=inside, other=0.0)
-    made = normed(values.to(tl.float32), by, row_factor(x + at * stride, None, eps, K), values.dtype)
-    tl.store(to + columns, made.to(values.dtype), mask=inside)
+    if weight is not None:
+        made = normed(values.to(tl.float32), by, row_factor(x + at * stride, None, eps, K), values.dtype)
+        values = made.to(values.dtype)
+    tl.store(to + columns, values, mask=inside)
 
 
 @triton.jit
-def _norm_both(
+def _join(
     x, y, x_ids, y_ids, x_weight, y_weight, out, x_stride, y_stride, x_eps, y_eps,
     K: tl.constexpr, L: tl.constexpr, WIDE_K: tl.constexpr, WIDE_L: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     to = out + row * (K + L)
     if tl.program_id(1) == 0:
-        _put_normed(x, x_ids, x_weight, to, row, x_stride, x_eps, K, WIDE_K, PDL)
+        _put_part(x, x_ids, x_weight, to, row, x_stride, x_eps, K, WIDE_K, PDL)
     else:
-        _put_normed(y, y_ids, y_weight, to + K, row, y_stride, y_eps, L, WIDE_L, PDL)
+        _put_part(y, y_ids, y_weight, to + K, row, y_stride, y_eps, L, WIDE_L, PDL)
 
 
 @triton.jit

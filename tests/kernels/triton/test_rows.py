@@ -55,10 +55,10 @@ def test_a_norm_is_made_of_what_a_product_folds(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_an_embedding_and_a_state_are_normed_into_one_row(
+def test_an_embedding_and_a_state_are_normed_and_joined_at_once(
     device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from paceline.kernels.triton import rows
+    from paceline.kernels.triton import keeping, rows
     from paceline.kernels.triton.ops import TritonForward, now
 
     table, states = rows_of(device, 9, 40, dtype=dtype), rows_of(device, 3, 170, seed=1, dtype=dtype)[:, :150]
@@ -66,12 +66,15 @@ def test_an_embedding_and_a_state_are_normed_into_one_row(
     ids = torch.tensor([8, 0, 5], device=device)
     wanted = [rows.rms_norm(table[ids], weights[0], 1e-5), rows.rms_norm(states, weights[1], 1e-6)]
     monkeypatch.setattr(rows, "rms_norm", None)
+    monkeypatch.setattr(keeping, "pick", None)
+    monkeypatch.setattr(torch, "cat", None)
     f = TritonForward(Inputs(ids, None), (), ())
     for state_first in (False, True):
         parts = [f.rms_norm(f.embed(Weight(table, (9, 40))), weights[0], 1e-5), f.rms_norm(states, weights[1], 1e-6)]
         order = slice(None, None, -1 if state_first else 1)
-        assert torch.equal(f.concat(*parts[order]), torch.cat(wanted[order], dim=1))
+        assert torch.equal(f.concat(*parts[order]), torch.hstack(wanted[order]))
         assert all(torch.equal(now(part), one) for part, one in zip(parts, wanted))
+    assert torch.equal(f.concat(f.embed(Weight(table, (9, 40))), states), torch.hstack([table[ids], states]))
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
@@ -140,5 +143,5 @@ def test_no_rows_are_no_trouble(device: torch.device) -> None:
     x, one = torch.zeros(0, 32, device=device), torch.ones(32, device=device)
     for made in (rows.rms_norm(x, one, 1e-5), rows.layer_norm(x, one, one, 1e-5), rows.activation(x, "silu")):
         assert made.shape == (0, 32)
-    assert rows.norm_both(x, x, (Norm(one, 1e-5),) * 2).shape == (0, 64)
+    assert rows.join(rows.Part(x), rows.Part(x, norm=Norm(one, 1e-5))).shape == (0, 64)
     assert rows.rope(x, Heads(2, 0, 16), torch.zeros(0), one.view(2, 16), one.view(2, 16)).shape == (0, 32)
