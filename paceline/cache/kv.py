@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.cache.pages import PagePool
 from paceline.kernels.ops import TOGETHER, LayerCache, LayerSpec
+from paceline.kernels.rounds import Rounds
 
 
 class KVCache:
@@ -75,9 +76,12 @@ class KVCache:
         assert self.tails is not None
         return self.tails[pages], self._known[pages]
 
-    def write_tails(self, pages: Tensor, states: Tensor) -> None:
+    def write_tails(self, pages: Tensor, states: Tensor, rounds: Rounds | None = None) -> None:
         """states [T, H·taps] for pages [T]; page 0: not to be kept."""
         assert self.tails is not None
+        if rounds is not None:
+            rounds.put(pages, (states,), (self.tails,), self._known, 0)
+            return
         self.tails[pages] = states.to(self.tails.dtype)
         self._known[pages] = pages > 0
 

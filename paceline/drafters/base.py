@@ -24,7 +24,7 @@ from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
 from paceline.kernels.chain import Drafts, Picks
 from paceline.kernels.ops import LayerSpec, Layout
-from paceline.kernels.rounds import Kept
+from paceline.kernels.rounds import Kept, Rounds
 from paceline.models.base import FINAL, Model
 from paceline.models.batch import Batch
 from paceline.sampling.verify import Followed, Verdict
@@ -109,10 +109,11 @@ class Observation:
     @cached_property
     def _at_once(self) -> Kept | None:
         """All that follows, where kernels find it in one launch."""
-        if self.table.rounds is None:
-            return None
+        return None if self.table.rounds is None else self._find_kept(self.table.rounds, None)
+
+    def _find_kept(self, rounds: Rounds, first: Tensor | None) -> Kept:
         nodes = None if self.verdict is None or not self.batch.places.num_nodes else self.verdict.nodes
-        return self.table.rounds.observe(self.batch.layout, self.batch.places.rows, nodes, self.table.tables)
+        return rounds.observe(self.batch.layout, self.batch.places.rows, nodes, self.table.tables, first)
 
     @cached_property
     def kept(self) -> Tensor:
@@ -169,13 +170,19 @@ class Observation:
         pages = self.table.pages.tensor[self.slots, self.positions // size]
         return torch.where(self.positions % size == size - 1, pages, 0)
 
-    def pair_rows(self) -> Batch | None:
-        """What `pairs` names as rows to be run, where kernels laid them out and none crosses a prefix hit."""
-        found, layout = self._at_once, self.batch.layout
-        if found is None or self.before is not None:
+    def pair_rows(self, first: Tensor) -> Batch | None:
+        """What `pairs` names as rows to be run, where kernels laid them out and none crosses a prefix hit.
+
+        first [S+1]: the lowest position that each slot sees; who asks before anything else was gets it in one launch.
+        """
+        rounds, layout = self.table.rounds, self.batch.layout
+        if rounds is None or self.before is not None:
             return None
+        found = self.__dict__.get("_at_once") or self._find_kept(rounds, first)
+        self._at_once = found._replace(lowest=None)  # another's slots may see others
+        lowest = torch.minimum(first[found.slots], found.behind) if found.lowest is None else found.lowest
         spans = [span._replace(reach=span.reach + 1) for span in layout.spans]  # a row's place is one behind its own
-        where = (found.slots, found.behind, found.base, None, None, found.behind, found.write)
+        where = (found.slots, found.behind, found.base, None, lowest, found.behind, found.write)
         rows = Layout(*where, self.table.pages.tensor, layout.block_size, spans, self.batch.places.grid)
         rows.tiles = layout.tiles
         return Batch(found.following, rows, self.batch.places, self.batch.slot_list, found.newest)

@@ -301,12 +301,12 @@ class StateReader(CachedDrafter):
     def observe(self, seen: Observation) -> None:
         for batch, states in self._pair_batches(seen):
             self.read_pairs(batch, states, seen.table)
-        if seen.table.apart or not self._shown.issuperset(seen.slot_list):
+        if seen.table.rounds is None and (seen.table.apart or not self._shown.issuperset(seen.slot_list)):
             self._ready.index_fill_(0, seen.batch.slots, True)
             self._shown.update(() if seen.table.apart else seen.slot_list)
 
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
-        """Run rows of tokens x_{i+1}, each with the state f_i beside it, [T, W]."""
+        """Run rows of tokens x_{i+1}, each with the state f_i beside it, [T, W], and `keep` what drafts begin with."""
         raise NotImplementedError
 
     @staticmethod
@@ -322,6 +322,21 @@ class StateReader(CachedDrafter):
             if span.reach == table.length(slot):
                 newest[span.row + span.num_rows - 1] = slot
         return numbers(tuple(newest))
+
+    def keep(self, batch: Batch, table: Slots, rows: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+        """Of rows [T, W] each, those of the newest tokens by slot, in kept [S+1, W]; whose they are is ready."""
+        newest = self.newest_slots(batch, table)
+        if table.rounds is not None:
+            table.rounds.put(newest, rows, kept, self._ready, table.null)
+            return
+        for made, by_slot in zip(rows, kept):
+            by_slot.index_copy_(0, newest, made.to(by_slot.dtype))
+
+    def recall(self, context: Context, kept: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """`most_nodes`; and what was kept of each sequence, [B, W] each."""
+        if (rounds := context.table.rounds) is not None:
+            return rounds.take(context.slots, context.budgets, self._ready, kept)
+        return self.most_nodes(context), [by_slot.index_select(0, context.slots) for by_slot in kept]
 
     def most_nodes(self, context: Context) -> Tensor:
         """[B] the budgets; 0 for a sequence whose states it has not been shown yet (it was switched on just now)."""
@@ -348,9 +363,8 @@ class StateReader(CachedDrafter):
         if not table.apart and seen.before is None:  # where the host knows them, other rows need not be run
             yield from self._known_batch(seen)
             return
-        if (batch := seen.pair_rows()) is not None:
+        if (batch := seen.pair_rows(self.first)) is not None:
             assert seen.states is not None
-            batch.layout.first = torch.minimum(self.first[batch.layout.slots], batch.layout.positions)
             yield batch, seen.states
             return
         pairs = seen.pairs()

@@ -136,13 +136,10 @@ class EagleDrafter(StateReader):
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         out = self.network.run(self.network.pairs, batch, states, self._caches, every=False)
         assert out.tapped is not None
-        newest = self.newest_slots(batch, table)
-        self._states.index_copy_(0, newest, out.tapped)
-        self._finals.index_copy_(0, newest, out.final)
+        self.keep(batch, table, (out.tapped, out.final), (self._states, self._finals))
 
     def propose(self, context: Context) -> Proposal:
-        most = self.most_nodes(context)
-        finals, states = (kept.index_select(0, context.slots) for kept in (self._finals, self._states))
+        most, (finals, states) = self.recall(context, (self._finals, self._states))
         at_once = self._draw_at_once(context, finals, states, most)
         if at_once is not None:
             return context.drawn(self.name, most=at_once)

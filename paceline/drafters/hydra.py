@@ -225,10 +225,10 @@ class HydraDrafter(StateReader):
         if self.prefix is not None:
             inputs = Inputs(None, batch.layout, {"states": states})
             states = self._ops.run(self.prefix, inputs, self._caches, (), None).final
-        self._newest[self.newest_slots(batch, table)] = states.to(self._newest.dtype)
+        self.keep(batch, table, (states,), (self._newest,))
 
     def propose(self, context: Context) -> Proposal:
-        most, row = self.most_nodes(context), self._newest[context.slots]
+        most, (row,) = self.recall(context, (self._newest,))
         if self.tree is not None:
             return self._propose_tree(context, row).cut(most)
         if self._links:

@@ -97,15 +97,17 @@ class MTPDrafter(StateReader):
 
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         layout = batch.layout
-        newest = self.newest_slots(batch, table)
-        before = cache_rows(layout, layout.slots, (layout.positions - 1).clamp(min=0))
+        finals = list[Tensor]()
+        if len(self.modules) > 1:
+            before = cache_rows(layout, layout.slots, (layout.positions - 1).clamp(min=0))
         for number, module in enumerate(self.modules):
             given = module.run(self._seen_by(batch, number), states, self._caches).final
-            self._finals[number].index_copy_(0, newest, given)
+            finals.append(given)
             if number + 1 < len(self.modules):
                 kept = self._given[number]
                 kept.index_copy_(0, layout.write, given[:, None])
                 states = kept[before, 0]
+        self.keep(batch, table, finals, self._finals.unbind())
 
     def _seen_by(self, batch: Batch, number: int) -> Batch:
         """The same rows for a later module: each begins a place behind the one before it."""
@@ -116,8 +118,7 @@ class MTPDrafter(StateReader):
         return replace(batch, layout=replace(layout, first=first))
 
     def propose(self, context: Context) -> Proposal:
-        most = self.most_nodes(context)
-        finals = self._finals.index_select(1, context.slots)  # [M, B, H]
+        most, finals = self.recall(context, self._finals.unbind())  # of each module [B, H]
         at_once = self._draw_at_once(context, finals[0], most)
         if at_once is not None:
             return context.drawn(self.name, most=at_once)
@@ -139,7 +140,7 @@ class MTPDrafter(StateReader):
 
         return context.draw_chain(run)
 
-    def _draw_steps(self, context: Context, finals: Tensor, most: Tensor) -> None:
+    def _draw_steps(self, context: Context, finals: list[Tensor], most: Tensor) -> None:
         """One draft after the other. given [B, n, H]: what the last step's module gave in front of each draft."""
         count, turns = len(context.slots), len(self.modules)
         given, logits = finals[0][:, None], self.modules[0].logits(finals[0])

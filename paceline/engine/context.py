@@ -73,7 +73,9 @@ class DraftContext:
     def make_budgets(self) -> Tensor:
         """[B] on the device, afresh."""
         if self.table.rounds is not None:
-            return self.table.rounds.budgets(self._most(), self.slots, self.table.tables, self.spread)
+            found, lengths = self.table.rounds.budgets(self._most(), self.slots, self.table.tables, self.spread)
+            self.__dict__.setdefault("lengths", lengths)
+            return found
         most = self._most()
         if isinstance(most, int):
             most = torch.full((len(self._asked),), most, dtype=torch.int64, device=self.table.device)

@@ -162,9 +162,10 @@ class DeviceRunner(Runner):
         if seen.states is not None:
             self.keep_room(seen.states)
             seen.before = self.read_before(made.batch, frame.firsts, frame.new != 0) if new else None
-            self.cache.write_tails(seen.tails, seen.states)
         if self.listener.on_device or is_mixed(self.listener):
             self.tell(self.listener, seen, made.out)
+        if seen.states is not None:  # last: what was kept is found once, and the drafter asks for more of it
+            self.cache.write_tails(seen.tails, seen.states, self.table.rounds)
 
     def settle(self, round: Round) -> None:
         """The cache knows, and who drafts on the device; who drafts on the host is told now."""

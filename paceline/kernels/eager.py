@@ -178,7 +178,9 @@ class EagerForward:
         return Hidden(final, self.tapped())
 
     def tapped(self) -> Tensor | None:
-        """The tapped boundaries side by side, in the order asked for."""
+        """The tapped boundaries side by side, in the order asked for; one alone as it is, for nobody writes into it."""
+        if len(self.taps) == 1:
+            return self.states[self.taps[0]]
         return torch.cat([self.states[tap] for tap in self.taps], dim=-1) if self.taps else None
 
     # What other kernels do differently.

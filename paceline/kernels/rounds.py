@@ -6,6 +6,7 @@ come out: every one of these gives the very same bits. B, N, D, R, S, T, V as in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -121,6 +122,7 @@ class Kept(NamedTuple):
     write: Tensor  # the cache row of that position
     newest: Tensor  # the slot where that is the sequence's newest token, else nobody's
     tails: Tensor  # the page that ends with this row, else 0
+    lowest: Tensor | None = None  # of the positions up to `behind`, the lowest that the slot sees
 
 
 class Rounds(Protocol):
@@ -155,16 +157,22 @@ class Rounds(Protocol):
         """The rows of sequences in slots [B]."""
         ...
 
-    def observe(self, layout: Layout, rows: Rows, nodes: Tensor | None, tables: Tables) -> Kept:
-        """Which rows were kept, with accepted nodes [B', D]; None: those of committed tokens alone."""
+    def observe(
+        self, layout: Layout, rows: Rows, nodes: Tensor | None, tables: Tables, first: Tensor | None = None
+    ) -> Kept:
+        """Which rows were kept, with accepted nodes [B', D]; None: those of committed tokens alone.
+
+        first [S+1]: the lowest position that each slot sees; None: nobody asks.
+        """
         ...
 
     def moves(self, nodes: Tensor, roots: Tensor, layout: Layout) -> Tensor:
         """[2, B·D] cache rows, from where to where accepted nodes [B, D] below the rows `roots` [B] move."""
         ...
 
-    def budgets(self, asked: int | Tensor, slots: Tensor, tables: Tables, spread: int) -> Tensor:
-        """[B] nodes that slots [B] have room for, no more than asked (of all, or of each); `spread` more for trees."""
+    def budgets(self, asked: int | Tensor, slots: Tensor, tables: Tables, spread: int) -> tuple[Tensor, Tensor]:
+        """[B] nodes that slots [B] have room for, no more than asked (of all, or of each); `spread` more for trees.
+        And [B] how long they are."""
         ...
 
     def cut(
@@ -184,4 +192,15 @@ class Rounds(Protocol):
     def count_true(self, slots: Tensor, read: Tensor, fed: Tensor, num_fed: Tensor, tables: Tables) -> None:
         """Move read [S+1] of slots [B] behind those of its own drafts, num_fed [S+1] of fed [S+1, D], that came true
         and are not the newest token; none is left to be counted."""
+        ...
+
+    def put(self, places: Tensor, rows: Sequence[Tensor], kept: Sequence[Tensor], known: Tensor, nobody: int) -> None:
+        """rows [T, W] each, into the rows of kept [P, W] that places [T] name, which known [P] bool then says; none
+        into `nobody`'s."""
+        ...
+
+    def take(
+        self, slots: Tensor, budgets: Tensor, known: Tensor, kept: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """budgets [B], 0 where known [S+1] bool does not hold; and of each of kept [S+1, W] the rows of slots [B]."""
         ...

@@ -74,12 +74,10 @@ class PairReader(StateReader):
         slots, positions = batch.layout.slots, batch.layout.positions
         below = torch.minimum(positions, table.lengths[slots] - 1)
         hidden = self.network.run(batch, {"states": states, "below": below}, self._caches).final
-        newest = positions == table.lengths[slots] - 1
-        self._newest[torch.where(newest, slots, table.null)] = hidden
+        self.keep(batch, table, (hidden,), (self._newest,))
 
     def propose(self, context: Context) -> Proposal:
-        steps, most = min(context.max_nodes, self.max_nodes), self.most_nodes(context)
-        state = self._newest[context.slots]
+        steps, (most, (state,)) = min(context.max_nodes, self.max_nodes), self.recall(context, (self._newest,))
         logits = self.network.ops.logits(state, self.network.head)
         for step in range(1, steps + 1):
             parents = torch.full_like(context.slots, step - 2)[:, None]

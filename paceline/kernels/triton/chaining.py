@@ -1,4 +1,4 @@
-"""A whole chain of drafts without leaving the device: beside each network and its head two launches a draft.
+"""A whole chain of drafts without leaving the device: beside each network and its head a launch or two a draft.
 
 Who picks notes the token, and where it is fed to the next network; see `kernels/chain.Chain`.
 """
@@ -6,7 +6,8 @@ Who picks notes the token, and where it is fed to the next network; see `kernels
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -18,18 +19,38 @@ from paceline.kernels.held import hold
 from paceline.kernels.ops import Inputs, LayerCache, Layout, Ops, Span
 from paceline.kernels.rounds import Keyed
 from paceline.kernels.triton import picking
+from paceline.kernels.triton.device import PDL, begin, launching
+from paceline.kernels.triton.matmul import Bests
+from paceline.kernels.triton.product import best_of_blocks
 
-_POINTERS = ["keys", "names", "tokens", "places", "slots", "starts", "most", "first", "pages", "out"]
-_NUMBERS = ["parts", "step", "steps", "num_rows", "page_row", "null", "block_size"]
+_POINTERS = ["keys", "ids", "names", "tokens", "places", "slots", "starts", "most", "first", "pages", "out", "counts"]
+_NUMBERS = ["parts", "step", "steps", "num_rows", "page_row", "null"]
+
+FEW = 128  # keys of a row that one warp looks at
+Keys = tuple[Tensor, Tensor | None]  # [B, parts] each: keys as `picking` makes them, or values and ids (`leave_best`)
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
 def _link_kernel(
-    keys, names, tokens, places, slots, starts, most, first, pages, out, parts, step, steps, num_rows, page_row, null,
-    block_size, PARTS: tl.constexpr,
+    keys, ids, names, tokens, places, slots, starts, most, first, pages, out, counts, parts, step, steps, num_rows,
+    page_row, null, SIZE: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL, True)
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
-    place = tl.maximum(picking.decided(keys + row * parts + part, part < parts), 0)
+    if counts is not None:
+        tl.store(counts + row, tl.minimum(tl.load(most + row), steps))
+    if out is not None:  # what depends on no pick is looked up while keys are on their way
+        real = step + 1 < tl.load(most + row)
+        slot = tl.where(real, tl.load(slots + row), null)
+        line = tl.where(real, tl.load(starts + row) + step, 0)
+        lowest = line * 0
+        if first is not None:
+            lowest = tl.where(real, tl.load(first + slot), 0)
+        page = tl.load(pages + slot * page_row + line // SIZE)
+    if ids is None:
+        place = tl.maximum(picking.decided(keys + row * parts + part, part < parts), 0)
+    else:
+        place = tl.maximum(best_of_blocks(keys + row * parts, ids + row * parts, parts, PARTS), 0)
     token = place
     if names is not None:
         token = tl.load(names + place)
@@ -37,26 +58,34 @@ def _link_kernel(
     if places is not None:
         tl.store(places + row, place)
     if out is not None:
-        real = step + 1 < tl.load(most + row)
-        slot = tl.where(real, tl.load(slots + row), null)
-        line = tl.where(real, tl.load(starts + row) + step, 0)
-        lowest = line * 0
-        if first is not None:
-            lowest = tl.where(real, tl.load(first + slot), 0)
-        page = tl.load(pages + slot * page_row + line // block_size)
         tl.store(out + row, token)
         tl.store(out + num_rows + row, slot)
         tl.store(out + 2 * num_rows + row, line)
         tl.store(out + 3 * num_rows + row, tl.where(real, line, 1))
-        tl.store(out + 4 * num_rows + row, page * block_size + line % block_size)
+        tl.store(out + 4 * num_rows + row, page * SIZE + line % SIZE)
         tl.store(out + 5 * num_rows + row, lowest)
 
 
-def draw(ops: Ops, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
-    """Drafts for each of B rows, one a link, by any kernels whose results stay on the device."""
+class _Noted(NamedTuple):
+    """Where a pick is noted."""
+
+    tokens: Tensor  # [B, k]
+    chosen: Tensor | None  # [B] by number
+    counts: Tensor | None  # [B] how many drafts each has, with the last
+
+
+def draw(
+    ops: Ops,
+    chain: Chain,
+    caches: Sequence[LayerCache],
+    bests: Callable[[Tensor, Tensor], tuple[Tensor, Bests]] | None = None,
+) -> Drafts:
+    """Drafts for each of B rows, one a link, by any kernels whose results stay on the device; bests(final, head): the
+    logits by a product that finds what is best in each of its blocks on the way."""
     feeding, steps = chain.feeding, len(chain.links)
     tokens = torch.empty((len(feeding.slots), steps), dtype=torch.int64, device=feeding.slots.device)
     named, taps = dict(chain.named), () if chain.state is None else (chain.state[1],)
+    counts = None if chain.least else torch.empty_like(feeding.most)
     fed, own = None if chain.newest is None else Inputs(chain.newest, None, named), list[Tensor]()
     for step, link in enumerate(chain.links):
         final = chain.finals
@@ -67,13 +96,17 @@ def draw(ops: Ops, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
             if chain.state is not None and out.tapped is not None:
                 named[chain.state[0]] = out.tapped
         assert final is not None, "a chain needs `newest`, or `finals` where its first link has no network"
-        logits = _logits(ops, link, final)
-        chosen = torch.empty_like(feeding.slots) if chain.least else None
-        fed = _pick(chain, step, logits, tokens, chosen, named)
+        keys: Keys
+        if bests is not None and chain.picking is None and link.bias is None:
+            logits, keys = bests(final, link.head.data)
+        else:
+            logits = _logits(ops, link, final)
+            keys = _keys(chain, step, logits), None
+        chosen, last = torch.empty_like(feeding.slots) if chain.least else None, step + 1 == steps
+        fed = _pick(chain, step, keys, _Noted(tokens, chosen, counts if last else None), None if last else named)
         if chosen is not None:
             own.append(_chance(chain, logits, chosen))
-    counts = torch.minimum(feeding.most, _likely(own, chain.least)) if own else feeding.most.clamp(max=steps)
-    return Drafts(tokens, counts)
+    return Drafts(tokens, torch.minimum(feeding.most, _likely(own, chain.least)) if counts is None else counts)
 
 
 def _logits(ops: Ops, link: Link, final: Tensor) -> Tensor:
@@ -81,27 +114,29 @@ def _logits(ops: Ops, link: Link, final: Tensor) -> Tensor:
     return logits if link.bias is None else logits + link.bias
 
 
-def _pick(
-    chain: Chain, step: int, logits: Tensor, tokens: Tensor, chosen: Tensor | None, named: dict[str, Tensor]
-) -> Inputs | None:
-    """Note everyone's pick; what the next network reads, if there is one. chosen [B]: to know it by number, too."""
-    feeding, ids = chain.feeding, chain.ids
-    keyed = chain.picking
+def _keys(chain: Chain, step: int, logits: Tensor) -> Tensor:
+    keyed, feeding = chain.picking, chain.feeding
     if keyed is None:
-        keys = picking.best_keys(logits)
-    else:
-        assert isinstance(keyed, Keyed)
-        keys = picking.sample_keys(
-            logits, feeding.slots, feeding.starts, keyed._replace(ahead=step, ids=ids, numbers=True)
-        )
-    rows, steps = tokens.shape
-    out = None if step + 1 == steps else torch.empty((6, rows), dtype=torch.int64, device=tokens.device)
-    pages, parts = feeding.page_table, keys.shape[1]
-    numbers = (parts, step, steps, rows, pages.stride(0), len(pages) - 1, feeding.block_size)
+        return picking.best_keys(logits)
+    assert isinstance(keyed, Keyed)
+    keyed = keyed._replace(ahead=step, ids=chain.ids, numbers=True)
+    return picking.sample_keys(logits, feeding.slots, feeding.starts, keyed)
+
+
+def _pick(chain: Chain, step: int, keys: Keys, noted: _Noted, named: dict[str, Tensor] | None) -> Inputs | None:
+    """Note everyone's pick; what the next network reads, with what is named, if there is one."""
+    tokens, chosen, counts = noted
+    feeding, (rows, steps), parts = chain.feeding, tokens.shape, keys[0].shape[1]
+    out = None if named is None else torch.empty((6, rows), dtype=torch.int64, device=tokens.device)
+    numbers = (parts, step, steps, rows, feeding.page_table.stride(0), len(feeding.page_table) - 1)
     _link_kernel[(rows,)](
-        *(keys, ids, tokens, chosen, *feeding[:5], out, *numbers), PARTS=triton.next_power_of_2(parts), num_warps=1
+        *(*keys, chain.ids, tokens, chosen, *feeding[:5], out, counts, *numbers),
+        SIZE=feeding.block_size,
+        PARTS=triton.next_power_of_2(parts),
+        PDL=PDL,
+        **launching(1 if parts <= FEW else 4),
     )
-    return None if out is None else Inputs(out[0], _layout(feeding, out), named)
+    return None if named is None or out is None else Inputs(out[0], _layout(feeding, out), named)
 
 
 def _layout(feeding: Feeding, out: Tensor) -> Layout:

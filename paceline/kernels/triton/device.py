@@ -2,9 +2,9 @@
 
 Launched one behind another in a graph, a kernel with `PDL` starts while the one before it still runs, asks for what no
 kernel writes (weights), and only then waits for its inputs. It must wait (`begin`) before it reads or writes any tensor
-that the two kernels before it may write: of those before them all is there when it starts, since no two in a row let
-the next start before they wait. So a round's layout, which is older than its layers, is read at once. Kernels without
-`PDL` are serialised as ever.
+that another kernel may write. But for what was written before the last product: that lets nobody start before it has
+waited itself, so all before it is there. A layout is older than a layer's products, and read at once where a layer's
+heads are stored and looked at. Kernels without `PDL` are serialised as ever.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.rounds import Lookup, Tables
+from paceline.kernels.triton.device import PDL, begin, launching
 
 BLOCK = 2048  # positions that are searched at a time
 NODES = 8  # of a program that finds paths
@@ -70,8 +71,9 @@ def _keep_pace(pace, slot, slots, length, size, nodes):
 )
 def _look_up_kernel(
     slots, budgets, table, lengths, prompts, pace, out, table_row, count_stride, num_slots, nodes, most, least,
-    MATCH: tl.constexpr, REFERENCE: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
+    MATCH: tl.constexpr, REFERENCE: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL, True)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     text = table + slot * table_row
@@ -103,22 +105,25 @@ def look_up(slots: Tensor, budgets: Tensor, lookup: Lookup, tables: Tables) -> t
         REFERENCE=lookup.reference,
         NODES=triton.next_power_of_2(nodes),
         BLOCK=min(BLOCK, triton.next_power_of_2(tables.max_length)),
-        num_warps=8,
+        PDL=PDL,
+        **launching(8),
     )
     return out[:, :nodes], out[:, nodes : 2 * nodes], out[:, 2 * nodes]
 
 
 @triton.jit(
     do_not_specialize=["asked", "spread", "count_stride", "nodes", "size_stride", "parent_row"],
-    do_not_specialize_on_alignment=["each", "slots", "lengths", "limits", "sizes", "parents", "out", "kept"],
+    do_not_specialize_on_alignment=["each", "slots", "lengths", "limits", "sizes", "parents", "out", "kept", "long"],
 )
 def _budget_kernel(
-    each, slots, lengths, limits, sizes, parents, out, kept, asked, spread, count_stride, nodes, size_stride,
-    parent_row, NODES: tl.constexpr,
+    each, slots, lengths, limits, sizes, parents, out, kept, long, asked, spread, count_stride, nodes,
+    size_stride, parent_row, NODES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL, True)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
-    room = tl.load(limits + slot * count_stride) - tl.load(lengths + slot * count_stride) - 1 + spread
+    length = tl.load(lengths + slot * count_stride)
+    room = tl.load(limits + slot * count_stride) - length - 1 + spread
     most = tl.maximum(room, 0)
     if each is None:
         most = tl.minimum(most, asked)
@@ -130,14 +135,17 @@ def _budget_kernel(
         inside = place < nodes
         parent = tl.load(parents + row * parent_row + place, inside, -2)
         tl.store(kept + row * nodes + place, tl.where(place < most, parent, -2), inside)
+    if long is not None:
+        tl.store(long + row, length)
     tl.store(out + row, most)
 
 
-def budgets(asked: int | Tensor, slots: Tensor, tables: Tables, spread: int) -> Tensor:
-    """[B] nodes that slots [B] have room for, no more than asked (of all, or of each); `spread` more for trees."""
-    out = torch.empty(len(slots), dtype=torch.int64, device=slots.device)
-    _budget(asked, slots, tables, spread, (None, None), (out, None))
-    return out
+def budgets(asked: int | Tensor, slots: Tensor, tables: Tables, spread: int) -> tuple[Tensor, Tensor]:
+    """[B] nodes that slots [B] have room for, no more than asked (of all, or of each); `spread` more for trees.
+    And [B] how long they are."""
+    out, long = torch.empty((2, len(slots)), dtype=torch.int64, device=slots.device)
+    _budget(asked, slots, tables, spread, (None, None), (out, None, long))
+    return out, long
 
 
 def cut(
@@ -145,7 +153,7 @@ def cut(
 ) -> tuple[Tensor, Tensor]:
     """Sizes [B] and parents [B, N] of the same trees with no more nodes than that."""
     out, kept = (torch.empty(shape, dtype=torch.int64, device=slots.device) for shape in (sizes.shape, parents.shape))
-    _budget(asked, slots, tables, spread, (sizes, parents), (out, kept))
+    _budget(asked, slots, tables, spread, (sizes, parents), (out, kept, None))
     return out, kept
 
 
@@ -155,7 +163,7 @@ def _budget(
     tables: Tables,
     spread: int,
     given: tuple[Tensor | None, Tensor | None],
-    out: tuple[Tensor, Tensor | None],
+    out: tuple[Tensor, Tensor | None, Tensor | None],
 ) -> None:
     sizes, parents = given
     if parents is not None and parents.stride(1) != 1:
@@ -166,7 +174,8 @@ def _budget(
         *(each, slots, tables.lengths, tables.limits, sizes, parents, *out),
         *(number, spread, tables.lengths.stride(0), *shape),
         NODES=triton.next_power_of_2(max(shape[0], 1)),
-        num_warps=1,
+        PDL=PDL,
+        **launching(1),
     )
 
 
@@ -175,8 +184,10 @@ def _budget(
     do_not_specialize_on_alignment=["slots", "read", "fed", "num_fed", "table", "lengths"],
 )
 def _true_kernel(
-    slots, read, fed, num_fed, table, lengths, depth, fed_row, table_row, count_stride, longest, DEPTH: tl.constexpr
-):
+    slots, read, fed, num_fed, table, lengths, depth, fed_row, table_row, count_stride, longest,
+    DEPTH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL, True)
     slot = tl.load(slots + tl.program_id(0))
     start, place = tl.load(read + slot), tl.arange(0, DEPTH)
     at = start + place
@@ -195,7 +206,8 @@ def count_true(slots: Tensor, read: Tensor, fed: Tensor, num_fed: Tensor, tables
     _true_kernel[(len(slots),)](
         *(slots, read, fed, num_fed, tables.tokens, tables.lengths, *numbers),
         DEPTH=triton.next_power_of_2(depth + 1),
-        num_warps=1,  # so that nobody reads what another has written
+        PDL=PDL,
+        **launching(1),  # so that nobody reads what another has written
     )
 
 
@@ -206,7 +218,8 @@ def _above(parents, node):
 
 
 @triton.jit(do_not_specialize=["nodes", "depth", "parent_row"], do_not_specialize_on_alignment=["parents", "out"])
-def _paths_kernel(parents, out, nodes, depth, parent_row, DEPTH: tl.constexpr, NODES: tl.constexpr):
+def _paths_kernel(parents, out, nodes, depth, parent_row, DEPTH: tl.constexpr, NODES: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL, True)
     row, place = tl.program_id(0).to(tl.int64), tl.arange(0, DEPTH)[None, :]
     node = (tl.program_id(1) * NODES + tl.arange(0, NODES)).to(tl.int64)[:, None]
     here = parents + row * parent_row
@@ -231,5 +244,6 @@ def paths(parents: Tensor, depth: int) -> Tensor:
     out = torch.empty((batch, nodes, depth), dtype=torch.int64, device=parents.device)
     grid = (batch, triton.cdiv(nodes, NODES))
     block = triton.next_power_of_2(max(depth, 1))
-    _paths_kernel[grid](parents, out, nodes, depth, parents.stride(0), DEPTH=block, NODES=NODES, num_warps=1)
+    numbers = (nodes, depth, parents.stride(0))
+    _paths_kernel[grid](parents, out, *numbers, DEPTH=block, NODES=NODES, PDL=PDL, **launching(1))
     return out

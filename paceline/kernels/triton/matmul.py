@@ -22,6 +22,8 @@ from paceline.kernels.triton.tiles import Shape, Tile, find_tile
 
 mend()
 
+Bests = tuple[Tensor, Tensor]  # [T, blocks] values and ids
+
 
 @dataclass(frozen=True)
 class Norm:
@@ -55,19 +57,16 @@ def matmul(
 def logits(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
     """x [R, K] · weight [V, K]ᵀ → [R, V] float32, unrounded."""
     out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
-    launch(x, weight, out, Around(norm=norm), _tile_of_logits(x, weight, norm))
+    launch(x, weight, out, Around(norm=norm), _tile_of_logits(len(x), x, weight, norm))
     return out
 
 
-def logits_best(x: Tensor, weight: Tensor, norm: Norm | None = None) -> tuple[Tensor, Tensor]:
+def logits_best(
+    x: Tensor, weight: Tensor, norm: Norm | None = None, picked: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """`logits`, and [R] int64 the lowest id of each row's largest: -1 where none is above -inf or one is NaN."""
-    rows, width = x.shape[0], weight.shape[0]
-    out = torch.empty(rows, width, dtype=torch.float32, device=x.device)
-    tile = _tile_of_logits(x, weight, norm)
-    blocks = triton.cdiv(width, tile.n)
-    values = torch.empty(rows, blocks, dtype=torch.float32, device=x.device)
-    ids = torch.empty(rows, blocks, dtype=torch.int32, device=x.device)
-    launch(x, weight, out, Around(norm=norm, bests=(values, ids)), tile)
+    out, (values, ids) = logits_bests(x, weight, norm, picked)
+    rows, blocks = values.shape
     best = torch.empty(rows, dtype=torch.int64, device=x.device)
     if rows:
         size = triton.next_power_of_2(blocks)
@@ -75,20 +74,44 @@ def logits_best(x: Tensor, weight: Tensor, norm: Norm | None = None) -> tuple[Te
     return out, best
 
 
-def _tile_of_logits(x: Tensor, weight: Tensor, norm: Norm | None) -> Tile:
+def logits_bests(
+    x: Tensor, weight: Tensor, norm: Norm | None = None, picked: Tensor | None = None
+) -> tuple[Tensor, Bests]:
+    """`logits`, and of each block of a row the largest, by `product.leave_best`: what the row's best is found in.
+
+    picked [R]: of these rows of x.
+    """
+    rows, width = len(x) if picked is None else len(picked), weight.shape[0]
+    out = torch.empty(rows, width, dtype=torch.float32, device=x.device)
+    tile, factors = _tile_of_logits(rows, x, weight, norm), None
+    if picked is not None and norm is not None and not tile.folded:
+        x, factors = fold(x, norm, picked)
+        norm = None
+    elif picked is not None:
+        x = x[picked]
+    blocks = triton.cdiv(width, tile.n)
+    values = torch.empty(rows, blocks, dtype=torch.float32, device=x.device)
+    ids = torch.empty(rows, blocks, dtype=torch.int32, device=x.device)
+    launch(x, weight, out, Around(norm=norm, bests=(values, ids), factors=factors), tile)
+    return out, (values, ids)
+
+
+def _tile_of_logits(rows: int, x: Tensor, weight: Tensor, norm: Norm | None) -> Tile:
     """Logits are twice as wide, and a row's best is found: too much for large tiles that last."""
-    tile = find_tile(x.shape[0], shape_of(x, weight, False, norm), x.dtype)
+    tile = find_tile(rows, shape_of(x, weight, False, norm), x.dtype)
     return replace(tile, lasting=tile.lasting and tile.m <= 64)
 
 
-def fold(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-    """(x · norm.weight in x's dtype [T, K], the rows' factors [T] float32): the parts a normed product is made of."""
-    rows, width = x.shape
+def fold(x: Tensor, norm: Norm, picked: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(x · norm.weight in x's dtype [T, K], the rows' factors [T] float32): the parts a normed product is made of.
+    picked [T]: of these rows of x."""
+    picked = None if picked is None else picked.contiguous()
+    rows, width = len(x) if picked is None else len(picked), x.shape[1]
     scaled = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     factors = torch.empty(rows, dtype=torch.float32, device=x.device)
     if rows:
         product.fold[(rows,)](
-            x, norm.weight, scaled, factors, x.stride(0), norm.eps,
+            x, picked, norm.weight, scaled, factors, x.stride(0), norm.eps,
             K=width, WIDE=triton.next_power_of_2(width), PDL=PDL, **launching(4),
         )  # fmt: skip
     return scaled, factors
@@ -102,7 +125,7 @@ class Around:
     norm: Norm | None = None
     residual: Tensor | None = None
     gate: str | None = None
-    bests: tuple[Tensor, Tensor] | None = None  # [T, blocks] values and ids
+    bests: Bests | None = None
     factors: Tensor | None = None  # [T] of rows that are scaled already
 
 

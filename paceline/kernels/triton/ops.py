@@ -1,9 +1,10 @@
 """The operations in Triton: a model's description with what stands beside one another done in one kernel.
 
 A forward is described value by value, and some values need never be there: a norm is folded into the product behind it,
-a gate or a residual into the product before it, heads are normed, turned and stored at once. So those values wait
-(`Normed`, `Product`, `Turned`) until somebody uses them otherwise; then they are made. What is made depends on the
-description alone, and every kernel is row-invariant: so a row's bits depend on nothing but the row.
+a gate or a residual into the product before it, heads are normed, turned and stored at once, an embedding and a state
+are picked, normed and joined. So those values wait (`Embedded`, `Normed`, `Product`, `Turned`) until somebody uses them
+otherwise; then they are made. What is made depends on the description alone, and every kernel is row-invariant: so a
+row's bits depend on nothing but the row.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from paceline.kernels.ops import (
     Weight,
 )
 from paceline.kernels.rounds import Rounds
-from paceline.kernels.triton import chaining, library, tuning
+from paceline.kernels.triton import chaining, keeping, library, tuning
 from paceline.kernels.triton import experts as expert_kernels
 from paceline.kernels.triton import heads as head_kernels
 from paceline.kernels.triton import rows as row_kernels
@@ -44,7 +45,7 @@ from paceline.kernels.triton.attention import Look, Tiles, attend, tiles_of
 from paceline.kernels.triton.compiling import compile_for
 from paceline.kernels.triton.device import INTERPRETED
 from paceline.kernels.triton.heads import HeadNorms
-from paceline.kernels.triton.matmul import Norm, logits_best, matmul
+from paceline.kernels.triton.matmul import Norm, logits_best, logits_bests, matmul
 from paceline.kernels.triton.matmul import logits as matmul_logits
 from paceline.kernels.triton.rounds import TritonRounds
 
@@ -66,9 +67,22 @@ class Waiting(ABC):
 
 
 @dataclass(eq=False)
+class Embedded(Waiting):
+    ids: Tensor  # [T]
+    table: Tensor
+
+    def make(self) -> Tensor:
+        return keeping.pick(self.table, self.ids)
+
+
+@dataclass(eq=False)
 class Normed(Waiting):
-    x: Tensor
+    source: Tensor | Embedded
     norm: Norm
+
+    @property
+    def x(self) -> Tensor:
+        return now(self.source)
 
     def make(self) -> Tensor:
         return row_kernels.rms_norm(self.x, self.norm.weight, self.norm.eps)
@@ -108,8 +122,20 @@ def now(x: Any) -> Tensor:
     return made
 
 
+def _part(x: Any) -> row_kernels.Part:
+    """A value as a part of a joined row: made there, if it waits for its embedding or its norm."""
+    if isinstance(x, Normed) and x.made is None:
+        return _part(x.source)._replace(norm=x.norm)
+    if isinstance(x, Embedded) and x.made is None:
+        return row_kernels.Part(x.table, x.ids)
+    return row_kernels.Part(now(x))
+
+
 class TritonForward(EagerForward):
     matmul = staticmethod(matmul)
+
+    def embed(self, weight: Weight) -> Any:
+        return super().embed(weight) if self.inputs.ids is None else Embedded(self.inputs.ids, weight.data)
 
     def linear(self, x: Any, weight: Weight, bias: Tensor | None) -> Any:
         if isinstance(x, Normed) and x.made is None and x.x.dtype == weight.data.dtype:
@@ -121,7 +147,7 @@ class TritonForward(EagerForward):
     def rms_norm(self, x: Any, weight: Tensor, eps: float, bias: Tensor | None = None) -> Any:
         if bias is not None:
             return row_kernels.rms_norm(now(x), weight, eps, bias)
-        return Normed(now(x), Norm(weight, eps))
+        return Normed(x if isinstance(x, Embedded) else now(x), Norm(weight, eps))
 
     def layer_norm(self, x: Any, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         return row_kernels.layer_norm(now(x), weight, bias, eps)
@@ -208,7 +234,14 @@ class TritonForward(EagerForward):
         return now(x) * factor
 
     def concat(self, x: Any, y: Any) -> Tensor:
-        return torch.cat([now(x), now(y)], dim=-1)
+        one, other = _part(x), _part(y)
+        if one.rows.dtype != other.rows.dtype or one.rows.stride(1) != 1 or other.rows.stride(1) != 1:
+            return torch.cat([now(x), now(y)], dim=-1)
+        both = row_kernels.join(one, other)
+        for value, made in zip((x, y), both.split([one.rows.shape[1], other.rows.shape[1]], dim=1)):
+            if isinstance(value, Waiting) and value.made is None:
+                value.made = made
+        return both
 
     def split(self, x: Any, sizes: Sequence[int]) -> list[Tensor]:
         return [part.contiguous() for part in torch.split(now(x), list(sizes), dim=-1)]
@@ -250,6 +283,7 @@ class TritonOps(EagerOps):
     name, chains, captures = "triton", True, True
     rounds: Rounds | None = TritonRounds()
     forward = TritonForward
+    bests = staticmethod(logits_bests)  # by which drafts are the likeliest
 
     def __init__(self, device: torch.device) -> None:
         for path in sorted(MEASURED.glob("*.json")):
@@ -269,11 +303,11 @@ class TritonOps(EagerOps):
             if head is not None:
                 hidden.logits, hidden.best = logits_best(hidden.final[head.rows], head.weight.data)
             return hidden
-        best = logits_best(final.x[head.rows], head.weight.data, final.norm)
+        best = logits_best(final.x, head.weight.data, final.norm, head.rows)
         return Late(final, f.tapped(), *best)
 
     def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
-        return chaining.draw(self, chain, caches)
+        return chaining.draw(self, chain, caches, self.bests)
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
         return matmul_logits(hidden, weight.data)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline.kernels.ops import Layout
 from paceline.kernels.rounds import Given, Kept, PackedRows, Rows, Tables
+from paceline.kernels.triton.device import PDL, begin, launching
 
 ROWS = 32
 
@@ -21,7 +22,7 @@ _POINTERS = [
 ]
 _NUMBERS = [
     *("num_rows", "table_row", "count_stride", "page_row", "token_row", "size_stride", "nodes", "depth", "null"),
-    *("longest", "block_size", "skipped"),
+    *("longest", "skipped"),
 ]
 
 
@@ -40,9 +41,10 @@ def _begins(owner, slot, starts, lengths, count_stride, inside, NEWEST: tl.const
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
 def _pack_kernel(
     owner, node, offset, counts, slots, starts, table, lengths, pages, tokens, sizes, paths, ends, lowest, since, out,
-    path, num_rows, table_row, count_stride, page_row, token_row, size_stride, nodes, depth, null, longest, block_size,
-    skipped, NEWEST: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
+    path, num_rows, table_row, count_stride, page_row, token_row, size_stride, nodes, depth, null, longest, skipped,
+    SIZE: tl.constexpr, NEWEST: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL, True)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < num_rows
     of, at = tl.load(owner + row, inside, 0), tl.load(node + row, inside, -1)
@@ -69,13 +71,13 @@ def _pack_kernel(
             above = tl.load(paths + ((of * nodes + at) * depth)[:, None] + place[None, :], hangs, -1)
             tl.store(path + (row * depth)[:, None] + place[None, :], above, inside[:, None] & (place < depth)[None, :])
             position = tl.minimum(base - 1 + tl.sum((above >= 0).to(tl.int64), 1), position)
-    page = tl.load(pages + slot * page_row + line // block_size, inside, 0)
+    page = tl.load(pages + slot * page_row + line // SIZE, inside, 0)
     tl.store(out + row, ids, inside)
     tl.store(out + num_rows + row, slot, inside)
     tl.store(out + 2 * num_rows + row, position, inside)
     tl.store(out + 3 * num_rows + row, base, inside)
     tl.store(out + 4 * num_rows + row, line, inside)
-    tl.store(out + 5 * num_rows + row, page * block_size + line % block_size, inside)
+    tl.store(out + 5 * num_rows + row, page * SIZE + line % SIZE, inside)
     if lowest is not None:
         tl.store(out + 6 * num_rows + row, tl.where(real, tl.load(lowest + of, inside, 0), 0), inside)
 
@@ -97,27 +99,31 @@ def pack(rows: Rows, slots: Tensor, block_size: int, tables: Tables, given: Give
     _pack_kernel[(triton.cdiv(count, ROWS),)](
         *(*rows, slots, given.starts, tables.tokens, tables.lengths, tables.pages, tokens, sizes, paths),
         *(given.ends, given.first, given.since, out, path),
-        *(count, *strides, *nodes, depth, tables.null, tables.max_length, block_size, given.skipped),
+        *(count, *strides, *nodes, depth, tables.null, tables.max_length, given.skipped),
+        SIZE=block_size,
         NEWEST=given.newest,
         DEPTH=triton.next_power_of_2(max(depth, 1)),
         ROWS=ROWS,
-        num_warps=1 if depth < 16 else 4,
+        PDL=PDL,
+        **launching(1 if depth < 16 else 4),
     )
     ids, own, positions, base, lines, write, *first = out.unbind()
     return PackedRows(ids, own, positions, base, lines, write, first[0] if first else None, path)
 
 
-_SEEN = ["slots", "positions", "owner", "node", "nodes", "table", "lengths", "pages", "kept", "out"]
+_SEEN = ["slots", "positions", "owner", "node", "nodes", "table", "lengths", "pages", "first", "kept", "out"]
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "depth", "node_row", "table_row", "count_stride", "page_row", "null", "block_size"],
+    do_not_specialize=["num_rows", "depth", "node_row", "table_row", "count_stride", "page_row", "null"],
     do_not_specialize_on_alignment=_SEEN,
 )
 def _observe_kernel(
-    slots, positions, owner, node, nodes, table, lengths, pages, kept, out, num_rows, depth, node_row, table_row,
-    count_stride, page_row, null, block_size, DEPTH: tl.constexpr, ROWS: tl.constexpr,
+    slots, positions, owner, node, nodes, table, lengths, pages, first, kept, out, num_rows, depth, node_row,
+    table_row, count_stride, page_row, null, SIZE: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL, True)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < num_rows
     slot, position = tl.load(slots + row, inside, null), tl.load(positions + row, inside, 0)
@@ -126,41 +132,48 @@ def _observe_kernel(
     if nodes is not None:
         at = tl.load(node + row, inside, -1)
         of = tl.load(owner + row, at >= 0, 0)
-        place = tl.arange(0, DEPTH)
-        hangs = (at >= 0)[:, None] & (place < depth)[None, :]
-        accepted = tl.load(nodes + (of * node_row)[:, None] + place[None, :], hangs, -1) == at[:, None]
-        real = real & ((at < 0) | (tl.max((accepted & hangs).to(tl.int32), 1) > 0))
+        accepted = at < 0
+        for place in tl.static_range(DEPTH):  # one after the other, so that a thread has one row
+            accepted = accepted | (tl.load(nodes + of * node_row + place, (at >= 0) & (place < depth), -1) == at)
+        real = real & accepted
     slot, position = tl.where(real, slot, null), tl.where(real, position, 0)
     tl.store(kept + row, real.to(tl.uint8), inside)
     tl.store(out + row, slot, inside)
     tl.store(out + num_rows + row, position, inside)
     tl.store(out + 2 * num_rows + row, tl.load(table + slot * table_row + position + 1, inside, 0), inside)
     behind = tl.where(real, position + 1, 0)
-    page = tl.load(pages + slot * page_row + behind // block_size, inside, 0)
+    page = tl.load(pages + slot * page_row + behind // SIZE, inside, 0)
     tl.store(out + 3 * num_rows + row, behind, inside)
     tl.store(out + 4 * num_rows + row, behind + 1, inside)
-    tl.store(out + 5 * num_rows + row, page * block_size + behind % block_size, inside)
+    tl.store(out + 5 * num_rows + row, page * SIZE + behind % SIZE, inside)
     tl.store(out + 6 * num_rows + row, tl.where(real & (behind == length - 1), slot, null), inside)
-    page = tl.load(pages + slot * page_row + position // block_size, inside, 0)
-    ends = real & (behind % block_size == 0)
+    page = tl.load(pages + slot * page_row + position // SIZE, inside, 0)
+    ends = real & (behind % SIZE == 0)
     tl.store(out + 7 * num_rows + row, tl.where(ends, page, 0), inside)
+    if first is not None:
+        tl.store(out + 8 * num_rows + row, tl.minimum(tl.load(first + slot, inside, 0), behind), inside)
 
 
-def observe(layout: Layout, rows: Rows, nodes: Tensor | None, tables: Tables) -> Kept:
-    """Which rows were kept, with accepted nodes [B', D]; None: those of committed tokens alone."""
+def observe(layout: Layout, rows: Rows, nodes: Tensor | None, tables: Tables, first: Tensor | None = None) -> Kept:
+    """Which rows were kept, with accepted nodes [B', D]; None: those of committed tokens alone.
+
+    first [S+1]: the lowest position that each slot sees; None: nobody asks.
+    """
     count = len(layout.slots)
     depth = 0 if nodes is None else nodes.shape[1]
     if nodes is not None and nodes.stride(1) != 1:
         nodes = nodes.contiguous()
     kept = torch.empty(count, dtype=torch.bool, device=layout.slots.device)
-    out = torch.empty((8, count), dtype=torch.int64, device=layout.slots.device)
+    out = torch.empty((8 if first is None else 9, count), dtype=torch.int64, device=layout.slots.device)
     strides = (0 if nodes is None else nodes.stride(0), tables.tokens.stride(0), tables.lengths.stride(0))
-    numbers = (count, depth, *strides, tables.pages.stride(0), tables.null, layout.block_size)
+    numbers = (count, depth, *strides, tables.pages.stride(0), tables.null)
     _observe_kernel[(triton.cdiv(count, ROWS),)](
         *(layout.slots, layout.positions, rows.owner, rows.node, nodes if depth else None),
-        *(tables.tokens, tables.lengths, tables.pages, kept.view(torch.uint8), out, *numbers),
+        *(tables.tokens, tables.lengths, tables.pages, first, kept.view(torch.uint8), out, *numbers),
+        SIZE=layout.block_size,
         DEPTH=triton.next_power_of_2(max(depth, 1)),
         ROWS=ROWS,
-        num_warps=1 if depth < 16 else 4,
+        PDL=PDL,
+        **launching(1),
     )
     return Kept(kept, *out.unbind())

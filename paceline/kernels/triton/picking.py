@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.rounds import Keyed
+from paceline.kernels.triton.device import PDL, begin, launching
 
 BLOCK = 1024  # logits of a program
 
@@ -71,7 +72,8 @@ def _greatest(values, ids):
 
 
 @triton.jit(do_not_specialize=["vocabulary", "stride"])
-def _best_kernel(logits, keys, vocabulary, stride, BLOCK: tl.constexpr):
+def _best_kernel(logits, keys, vocabulary, stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL, True)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = part * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(logits + row * stride + ids, ids < vocabulary, -float("inf")).to(tl.float32)
@@ -108,7 +110,9 @@ def _sample_kernel(
     STREAM: tl.constexpr,
     NUMBERS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    begin(PDL, True)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = row
     if rows is not None:
@@ -146,7 +150,8 @@ def decided(keys, inside):
 
 
 @triton.jit(do_not_specialize=["parts"])
-def _decide_kernel(keys, picks, parts, PARTS: tl.constexpr):
+def _decide_kernel(keys, picks, parts, PARTS: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL, True)
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
     tl.store(picks + row, decided(keys + row * parts + part, part < parts))
 
@@ -159,7 +164,7 @@ def best(values: Tensor) -> Tensor:
 def best_keys(values: Tensor) -> Tensor:
     """[R, V] → [R, parts] keys, the greatest of which names a row's likeliest."""
     values, keys = _prepare(values)
-    _best_kernel[keys.shape](values, keys, values.shape[1], values.stride(0), BLOCK=BLOCK)
+    _best_kernel[keys.shape](values, keys, values.shape[1], values.stride(0), BLOCK=BLOCK, PDL=PDL, **launching(4))
     return keys
 
 
@@ -193,7 +198,8 @@ def _sample(logits: Tensor, keys: Tensor, out: Tensor | None, slots: Tensor, pos
         STREAM=keyed.stream,
         NUMBERS=keyed.numbers,
         BLOCK=BLOCK,
-        enable_fp_fusion=False,
+        PDL=PDL,
+        **launching(4),
     )
 
 
@@ -209,5 +215,5 @@ def decide(keys: Tensor) -> Tensor:
     """[R, parts] keys → [R] what they name."""
     picks = torch.empty(len(keys), dtype=torch.int64, device=keys.device)
     parts = keys.shape[1]
-    _decide_kernel[(len(keys),)](keys, picks, parts, PARTS=triton.next_power_of_2(parts), num_warps=1)
+    _decide_kernel[(len(keys),)](keys, picks, parts, PARTS=triton.next_power_of_2(parts), PDL=PDL, **launching(1))
     return picks

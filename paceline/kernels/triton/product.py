@@ -241,24 +241,29 @@ def product_of_boxes(
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["blocks"])
-def find_best(values, ids, out, blocks, BLOCKS: tl.constexpr, PDL: tl.constexpr):
+@triton.jit
+def best_of_blocks(values, ids, blocks, BLOCKS: tl.constexpr):
     """One row's best of all blocks: of equals the lowest id; -1 where nothing is above -inf or a NaN was seen."""
-    row = tl.program_id(0).to(tl.int64)
-    begin(PDL)
     at = tl.arange(0, BLOCKS)
     inside = at < blocks
-    value = tl.load(values + row * blocks + at, mask=inside, other=float("-inf"))
-    number = tl.load(ids + row * blocks + at, mask=inside, other=2147483647)
+    value = tl.load(values + at, mask=inside, other=float("-inf"))
+    number = tl.load(ids + at, mask=inside, other=2147483647)
     best = tl.max(value, axis=0)
     winner = tl.min(tl.where(value == best, number, 2147483647), axis=0)
     sound = (best > float("-inf")) & (tl.min(number, axis=0) >= 0)
-    tl.store(out + row, tl.where(sound, winner, -1).to(tl.int64))
+    return tl.where(sound, winner, -1).to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def find_best(values, ids, out, blocks, BLOCKS: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    begin(PDL)
+    tl.store(out + row, best_of_blocks(values + row * blocks, ids + row * blocks, blocks, BLOCKS))
 
 
 @triton.jit
-def fold(x, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr):
-    """What `product` does to a row in front of the sum, once for all programs, with the same bits.
+def fold(x, picked, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr):
+    """What `product` does to a row in front of the sum, once for all programs, with the same bits; picked: to those.
 
     Programs of that product start at once: while this one waits and works they ask for their weights.
     """
@@ -266,7 +271,10 @@ def fold(x, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE: tl.con
     columns = tl.arange(0, WIDE)
     by = tl.load(scale + columns, mask=columns < K, other=0.0)
     begin(PDL, True)
-    values = tl.load(x + row * x_stride + columns, mask=columns < K, other=0.0)
-    tl.store(factors + row + tl.arange(0, 1), row_factor(x + row * x_stride, None, eps, K))
+    at = row
+    if picked is not None:
+        at = tl.load(picked + row)
+    values = tl.load(x + at * x_stride + columns, mask=columns < K, other=0.0)
+    tl.store(factors + row + tl.arange(0, 1), row_factor(x + at * x_stride, None, eps, K))
     made = (values.to(tl.float32) * by.to(tl.float32)).to(scaled.dtype.element_ty)
     tl.store(scaled + row * K + columns, made, mask=columns < K)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.kernels.triton import drafting, packing, picking, walking
+from paceline.kernels.triton import drafting, keeping, packing, picking, walking
 
 
 class TritonRounds:
@@ -19,3 +19,5 @@ class TritonRounds:
     paths = staticmethod(drafting.paths)
     look_up = staticmethod(drafting.look_up)
     count_true = staticmethod(drafting.count_true)
+    put = staticmethod(keeping.put)
+    take = staticmethod(keeping.take)

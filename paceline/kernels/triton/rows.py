@@ -6,6 +6,8 @@ One program has one row (or a part of one), so nothing depends on the other rows
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol
+
 import torch
 import triton
 import triton.language as tl
@@ -16,9 +18,31 @@ from paceline.kernels.triton.arithmetic import activate, add, factor_of, normed,
 from paceline.kernels.triton.device import PDL, begin, launching
 from paceline.kernels.triton.heads import HeadNorms, head_norm, rope, turn
 
-__all__ = ["HeadNorms", "activation", "add_rms", "gated", "head_norm", "layer_norm", "rms_norm", "rope", "turn"]
+__all__ = [
+    "HeadNorms",
+    "Part",
+    "activation",
+    "add_rms",
+    "gated",
+    "head_norm",
+    "join",
+    "layer_norm",
+    "rms_norm",
+    "rope",
+    "turn",
+]
 
 WIDTH = 1024  # columns that a program of an activation has
+
+
+class RowNorm(Protocol):
+    """An rms norm of whole rows."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    @property
+    def eps(self) -> float: ...
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
@@ -29,6 +53,29 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) 
 def add_rms(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + y in x's dtype, and the norm of that: `rms_norm`'s bits."""
     return _norm(x, y, weight, eps, None)
+
+
+class Part(NamedTuple):
+    """What a half of a joined row is made of."""
+
+    rows: Tensor  # [T, K]
+    ids: Tensor | None = None  # [T]: `rows` is a table, and these are its rows
+    norm: RowNorm | None = None  # as `rms_norm` makes it
+
+
+def join(x: Part, y: Part) -> Tensor:
+    """x and y side by side: [T, K + L]."""
+    ids = [None if part.ids is None else part.ids.contiguous() for part in (x, y)]
+    rows, widths = len(x.rows) if ids[0] is None else len(ids[0]), (x.rows.shape[1], y.rows.shape[1])
+    out = torch.empty(rows, sum(widths), dtype=x.rows.dtype, device=x.rows.device)
+    if rows:
+        norms = [(None, 0.0) if part.norm is None else (part.norm.weight, part.norm.eps) for part in (x, y)]
+        weights, eps = zip(*norms)
+        _join[(rows, 2)](
+            x.rows, y.rows, *ids, *weights, out, x.rows.stride(0), y.rows.stride(0), *eps,
+            K=widths[0], L=widths[1], WIDE_K=_wide(x.rows), WIDE_L=_wide(y.rows), PDL=PDL, **launching(4),
+        )  # fmt: skip
+    return out
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -96,6 +143,39 @@ def _rms_norm(
     if bias is not None:
         made += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * K + columns, made.to(values.dtype), mask=inside)
+
+
+@triton.jit
+def _put_part(
+    x, ids, weight, to, row, stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """One row of K values, normed as `_rms_norm` does it."""
+    columns = tl.arange(0, WIDE)
+    inside = columns < K
+    if weight is not None:
+        by = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    begin(PDL, True)
+    at = row
+    if ids is not None:
+        at = tl.load(ids + row)
+    values = tl.load(x + at * stride + columns, mask=inside, other=0.0)
+    if weight is not None:
+        made = normed(values.to(tl.float32), by, row_factor(x + at * stride, None, eps, K), values.dtype)
+        values = made.to(values.dtype)
+    tl.store(to + columns, values, mask=inside)
+
+
+@triton.jit
+def _join(
+    x, y, x_ids, y_ids, x_weight, y_weight, out, x_stride, y_stride, x_eps, y_eps,
+    K: tl.constexpr, L: tl.constexpr, WIDE_K: tl.constexpr, WIDE_L: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    to = out + row * (K + L)
+    if tl.program_id(1) == 0:
+        _put_part(x, x_ids, x_weight, to, row, x_stride, x_eps, K, WIDE_K, PDL)
+    else:
+        _put_part(y, y_ids, y_weight, to + K, row, y_stride, y_eps, L, WIDE_L, PDL)
 
 
 @triton.jit

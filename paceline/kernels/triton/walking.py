@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline.kernels.ops import Layout
 from paceline.kernels.rounds import Tables, Trees
+from paceline.kernels.triton.device import PDL, begin, launching
 from paceline.kernels.triton.picking import decide, decided
 
 MOST_KEYS = 2048  # of a sequence; more are worth a launch of their own
@@ -74,7 +75,9 @@ def _walk_kernel(
     CHAIN: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    begin(PDL, True)
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     inside = place < nodes
@@ -139,19 +142,21 @@ def walk(choices: Tensor, index: Tensor, trees: Trees, slots: Tensor | None, tab
         CHAIN=trees.chain,
         BLOCK=block,
         PARTS=triton.next_power_of_2(parts) if parts else 0,
-        num_warps=1,  # so that nobody reads a length that another has written
+        PDL=PDL,
+        **launching(1),  # so that nobody reads a length that another has written
     )
     return out
 
 
 @triton.jit(
-    do_not_specialize=["depth", "row_stride", "places", "page_row", "null", "block_size"],
+    do_not_specialize=["depth", "row_stride", "places", "page_row", "null"],
     do_not_specialize_on_alignment=["nodes", "roots", "slots", "positions", "pages", "out"],
 )
 def _moves_kernel(
-    nodes, roots, slots, positions, pages, out, depth, row_stride, places, page_row, null, block_size,
-    BLOCK: tl.constexpr,
+    nodes, roots, slots, positions, pages, out, depth, row_stride, places, page_row, null,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL, True)
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK).to(tl.int64)
     inside = place < depth
@@ -161,10 +166,10 @@ def _moves_kernel(
     slot = tl.where(moved, tl.load(slots + root), null)
     base = tl.load(positions + root) + 1
     source, target = tl.where(moved, base + node, 0), tl.where(moved, base + place, 0)
-    page = tl.load(pages + slot * page_row + source // block_size, inside, 0)
-    tl.store(out + row * depth + place, page * block_size + source % block_size, inside)
-    page = tl.load(pages + slot * page_row + target // block_size, inside, 0)
-    tl.store(out + places + row * depth + place, page * block_size + target % block_size, inside)
+    page = tl.load(pages + slot * page_row + source // SIZE, inside, 0)
+    tl.store(out + row * depth + place, page * SIZE + source % SIZE, inside)
+    page = tl.load(pages + slot * page_row + target // SIZE, inside, 0)
+    tl.store(out + places + row * depth + place, page * SIZE + target % SIZE, inside)
 
 
 def moves(nodes: Tensor, roots: Tensor, layout: Layout) -> Tensor:
@@ -172,7 +177,8 @@ def moves(nodes: Tensor, roots: Tensor, layout: Layout) -> Tensor:
     batch, depth = nodes.shape
     out = torch.empty((2, batch * depth), dtype=torch.int64, device=nodes.device)
     pages, nodes = layout.page_table, nodes if nodes.stride(1) == 1 else nodes.contiguous()
-    numbers = (depth, nodes.stride(0), batch * depth, pages.stride(0), len(pages) - 1, layout.block_size)
+    numbers = (depth, nodes.stride(0), batch * depth, pages.stride(0), len(pages) - 1)
     tensors = (nodes, roots, layout.slots, layout.positions, pages, out)
-    _moves_kernel[(batch,)](*tensors, *numbers, BLOCK=triton.next_power_of_2(max(depth, 1)), num_warps=1)
+    sizes = {"SIZE": layout.block_size, "BLOCK": triton.next_power_of_2(max(depth, 1))}
+    _moves_kernel[(batch,)](*tensors, *numbers, **sizes, PDL=PDL, **launching(1))
     return out

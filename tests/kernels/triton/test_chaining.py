@@ -9,6 +9,8 @@ import torch
 
 from paceline.drafters.base import Context
 from paceline.drafters.tree import Proposal
+from paceline.kernels.chain import Chain, Feeding, Link
+from paceline.kernels.ops import Weight
 from paceline.kernels.reference import ReferenceOps
 from paceline.testing import tiny_llm, tokens_of
 from tests.drafters.contract import DRAFTERS
@@ -57,3 +59,21 @@ def test_a_chain_is_the_one_that_is_drawn_step_by_step(
     monkeypatch.setattr(ReferenceOps, "chain", draw)
     assert proposed(name, setting) == expected
     assert len(drawn) == len(expected) and any(any(sizes) for _, sizes in expected)
+
+
+def test_a_head_that_finds_the_best_on_the_way_draws_the_same(device: torch.device) -> None:
+    from paceline.kernels.triton import chaining
+    from paceline.kernels.triton.ops import TritonOps
+
+    ops, rows = TritonOps(device), torch.arange(5, device=device)
+    head = torch.randn(200, 16, generator=torch.Generator().manual_seed(1)).to(device)
+    head[:, 0], head[150] = -head[:, 0].abs(), head[7]  # equals
+    finals = torch.stack([head[7], -head[199], head[40], head[0], head[0]])
+    finals[3], finals[4, 2] = torch.tensor([float("inf")] + [0.0] * 15), float("nan")  # nothing above -inf, no number
+    ids = torch.arange(200, device=device).flip(0).contiguous()
+    pages = torch.arange(12, device=device).view(6, 2)
+    feeding = Feeding(rows, rows + 3, torch.tensor([3, 0, 1, 2, 1], device=device), None, pages, 8)
+    chain = Chain([Link(None, Weight(head, (200, 16)))] * 2, feeding, finals=finals, ids=ids)
+    expected, found = chaining.draw(ops, chain, ()), ops.chain(chain, ())
+    assert found.tokens.equal(expected.tokens) and found.counts.tolist() == expected.counts.tolist() == [2, 0, 1, 2, 1]
+    assert found.tokens[0].tolist() == [192, 192] and found.tokens[3:].tolist() == [[199, 199]] * 2

@@ -80,9 +80,10 @@ def test_budgets_and_what_they_cut_are_those_of_tensor_operations(asked: list[in
     for spread in (0, 64):
         state.table.spread, state.table.rounds = spread, None
         expected = context(state, asked)
-        budgets, cut = expected.budgets, expected.cut(trees)
+        budgets, lengths, cut = expected.budgets, expected.lengths, expected.cut(trees)
         state.table.rounds = TritonRounds()
-        assert context(state, asked).budgets.equal(budgets)
+        found = context(state, asked)
+        assert found.budgets.equal(budgets) and found.lengths.equal(lengths)
         assert_equal(context(state, asked).cut(trees), cut)
     assert len(set(budgets.tolist())) == len(set(asked))
 

@@ -209,6 +209,20 @@ def test_logits_of_many_rows_come_from_tiles_that_end(device: torch.device, monk
     assert [tile.lasting for tile in given] == [False] * 2 + [True] * 2
 
 
+@pytest.mark.parametrize("folded", [False, True])
+def test_logits_of_some_rows_are_those_of_all(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, folded: bool
+) -> None:
+    from paceline.kernels.triton import matmul as module
+    from paceline.kernels.triton.tiles import Tile
+
+    monkeypatch.setattr(module, "find_tile", lambda *ignored: Tile(16, 32, 128, folded=folded))
+    x, weight, picked = make(device, 4, 64), make(device, 70, 64, seed=1), torch.tensor([2, 0, 2], device=device)
+    for norm in (None, module.Norm(make(device, 64, seed=2), 1e-5)):
+        found = module.logits_best(x, weight, norm, picked)
+        assert all(torch.equal(some, every[picked]) for some, every in zip(found, module.logits_best(x, weight, norm)))
+
+
 def test_a_row_with_nothing_above_minus_infinity_has_no_best(device: torch.device) -> None:
     from paceline.kernels.triton.matmul import logits_best
 

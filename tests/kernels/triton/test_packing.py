@@ -118,3 +118,21 @@ def test_what_was_kept_is_what_tensor_operations_say(name: str, device: torch.de
         for part, tensor in zip(PARTS, expected):
             assert getattr(seen, part).dtype == tensor.dtype and getattr(seen, part).equal(tensor), part
         assert 0 < int(seen.kept.sum()) < len(batch.ids)
+
+
+def test_what_pairs_see_is_found_with_what_was_kept(device: torch.device) -> None:
+    from paceline.kernels.triton.rounds import TritonRounds
+
+    table = filled(device)
+    batch = packed("chains", table, STARTS - 3)
+    table.rounds = TritonRounds()
+    for first in (torch.arange(NUM_SLOTS + 1), torch.arange(NUM_SLOTS + 1).flip(0) * 6):
+        first = first.to(device)
+        alone, after = Observation(table, batch, None, []), Observation(table, batch, None, [])
+        assert after.tails is not None  # somebody has asked before
+        for seen in (alone, after, alone):
+            rows = seen.pair_rows(first)
+            assert rows is not None and rows.layout.first is not None
+            assert rows.layout.first.equal(torch.minimum(first[seen.slots], rows.layout.positions))
+            first = first - 1  # another drafter's
+    assert bool((rows.layout.first < rows.layout.positions).any())

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.kernels.eager import EagerForward, split_heads
-from paceline.kernels.ops import ACTIVATIONS, Heads, Inputs, Layout, activate
+from paceline.kernels.ops import ACTIVATIONS, Heads, Inputs, Layout, Weight, activate
 
 DTYPES = [torch.float32, torch.bfloat16]
 CLOSE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-6, "atol": 2**-7}}
@@ -48,7 +48,33 @@ def test_a_norm_is_made_of_what_a_product_folds(device: torch.device) -> None:
     x, weight = rows_of(device, 4, 576), rows_of(device, 576, seed=1)
     scaled, factors = fold(x, Norm(weight, 1e-5))
     assert torch.equal(rms_norm(x, weight, 1e-5), scaled * factors[:, None])
+    picked = torch.tensor([3, 1], device=device)
+    for part, whole in zip(fold(x, Norm(weight, 1e-5), picked), (scaled, factors)):
+        assert torch.equal(part, whole[picked])
     assert torch.equal(rms_norm(x[2:3], weight, 1e-5), rms_norm(x, weight, 1e-5)[2:3])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_embedding_and_a_state_are_normed_and_joined_at_once(
+    device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.kernels.triton import keeping, rows
+    from paceline.kernels.triton.ops import TritonForward, now
+
+    table, states = rows_of(device, 9, 40, dtype=dtype), rows_of(device, 3, 170, seed=1, dtype=dtype)[:, :150]
+    weights = rows_of(device, 40, seed=2, dtype=dtype), rows_of(device, 150, seed=3, dtype=dtype)
+    ids = torch.tensor([8, 0, 5], device=device)
+    wanted = [rows.rms_norm(table[ids], weights[0], 1e-5), rows.rms_norm(states, weights[1], 1e-6)]
+    monkeypatch.setattr(rows, "rms_norm", None)
+    monkeypatch.setattr(keeping, "pick", None)
+    monkeypatch.setattr(torch, "cat", None)
+    f = TritonForward(Inputs(ids, None), (), ())
+    for state_first in (False, True):
+        parts = [f.rms_norm(f.embed(Weight(table, (9, 40))), weights[0], 1e-5), f.rms_norm(states, weights[1], 1e-6)]
+        order = slice(None, None, -1 if state_first else 1)
+        assert torch.equal(f.concat(*parts[order]), torch.hstack(wanted[order]))
+        assert all(torch.equal(now(part), one) for part, one in zip(parts, wanted))
+    assert torch.equal(f.concat(f.embed(Weight(table, (9, 40))), states), torch.hstack([table[ids], states]))
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
@@ -112,8 +138,10 @@ def test_normed_and_turned_heads_are_stored_where_they_are_looked_for(device: to
 
 def test_no_rows_are_no_trouble(device: torch.device) -> None:
     from paceline.kernels.triton import rows
+    from paceline.kernels.triton.matmul import Norm
 
     x, one = torch.zeros(0, 32, device=device), torch.ones(32, device=device)
     for made in (rows.rms_norm(x, one, 1e-5), rows.layer_norm(x, one, one, 1e-5), rows.activation(x, "silu")):
         assert made.shape == (0, 32)
+    assert rows.join(rows.Part(x), rows.Part(x, norm=Norm(one, 1e-5))).shape == (0, 64)
     assert rows.rope(x, Heads(2, 0, 16), torch.zeros(0), one.view(2, 16), one.view(2, 16)).shape == (0, 32)

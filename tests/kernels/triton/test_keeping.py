@@ -1,0 +1,60 @@
+"""Rows put by slot and taken again in Triton are those of tensor operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.testing import tiny_llm, tokens_of
+from tests.drafters.contract import DRAFTERS
+
+SLOTS, NOBODY = 5, 5
+
+
+@pytest.mark.parametrize(("tables", "width"), [(1, 40), (2, 1500), (3, 40)])
+def test_rows_are_put_and_taken_as_by_tensor_operations(tables: int, width: int, device: torch.device) -> None:
+    from paceline.kernels.triton.keeping import pick, put, take
+
+    generator = torch.Generator().manual_seed(tables)
+    rows = [torch.randn(4, 2 * width, generator=generator).to(device)[:, width:] for _ in range(tables)]
+    kept = [torch.randn(SLOTS + 1, width, generator=generator).half().to(device) for _ in range(tables)]
+    wanted, known = [table.clone() for table in kept], torch.zeros(SLOTS + 1, dtype=torch.bool, device=device)
+    places = torch.tensor([3, NOBODY, 0, NOBODY], device=device)
+    put(places, rows, kept, known, NOBODY)
+    for made, table in zip(rows, wanted):
+        table[places[[0, 2]]] = made[[0, 2]].half()
+    assert all(torch.equal(*pair) for pair in zip(kept, wanted))
+    assert known.tolist() == [True, False, False, True, False, False]
+
+    slots, budgets = torch.tensor([0, 4, NOBODY, 3], device=device), torch.tensor([2, 3, 4, 5], device=device)
+    most, found = take(slots, budgets, known, kept)
+    assert most.tolist() == [2, 0, 0, 5] and most.dtype == budgets.dtype
+    assert all(torch.equal(one, table[slots]) for one, table in zip(found, kept)) and len(found) == tables
+    assert all(torch.equal(pick(table, slots), table[slots]) for table in kept)
+
+
+def test_no_rows_are_put_nowhere(device: torch.device) -> None:
+    from paceline.kernels.triton.keeping import put
+
+    kept, known = torch.zeros(2, 8, device=device), torch.zeros(2, dtype=torch.bool, device=device)
+    put(torch.zeros(0, dtype=torch.int64, device=device), (kept[:0],), (kept,), known, 1)
+    assert not kept.any() and not known.any()
+
+
+def test_rounds_keep_what_tensor_operations_keep(device: torch.device) -> None:
+    from paceline.kernels.triton.rounds import TritonRounds
+
+    if device.type != "cpu":
+        pytest.skip("the tiny model is on the CPU")
+    found = []
+    for rounds in (None, TritonRounds()):
+        llm = tiny_llm(DRAFTERS["eagle3"]({}), behind=1, block_size=8)
+        llm.engine.table.rounds = rounds
+        tokens_of(llm, 2, "greedy", max_tokens=4)
+        drafter: Any = llm.engine.runner.drafter
+        pages = torch.arange(1, llm.engine.cache.pool.num_pages + 1)
+        found.append([*llm.engine.cache.read_tails(pages), drafter._states[:-1], drafter._finals[:-1]])
+    assert all(torch.equal(*pair) for pair in zip(*found))
+    assert int(found[0][1].sum()) >= 2 and bool(found[0][2].any())
