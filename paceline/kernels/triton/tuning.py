@@ -1,6 +1,7 @@
 """Tiles measured on this device, at start-up and by name: no launch ever measures anything.
 
 tune(products, device)      a few tiles for each product and bucket of rows; the fastest go into the table
+settle(products, device)    of the fastest of each those that are fastest one behind another, as in a layer
 try_library(products, …)    which of them PyTorch's library does faster, for those who need not be exact
 save(path), load(path)      both tables as JSON, for one kind of device and one version of the kernels
 """
@@ -11,6 +12,7 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -51,6 +53,7 @@ LAUNCHES = 24  # in a measured graph, at least
 SHARED = 220 * 1024  # bytes of shared memory that a program may have
 AHEAD = 0, 8, 16, 32
 THREADS = 12  # that compile
+BEST = 4  # tiles of a product that `settle` tries, in each room
 PROCESSORS = ROOMS[0][0]
 MOST_COLUMNS = 2**15  # more are a vocabulary's, of whose tiles tall ones do not last: see `matmul.py`
 # m, n, k, warps, stages
@@ -61,15 +64,66 @@ MANY = (
 )  # fmt: skip
 
 
+Times = dict[Tile, float]
+Operands = tuple[Tensor, list[Tensor], Tensor, Around]
+timed: dict[tuple[int, Shape, torch.dtype], Times] = {}  # all that `tune` measured, by bucket of rows
+
+
 def tune(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
     """Measure tiles for products of these shapes anew; rows: buckets as `tiles.bucket` names them."""
     for shape, count in itertools.product(dict.fromkeys(shapes), rows):
-        measured[count, shape, dtype] = _fastest(shape, count, device, dtype)
+        times = timed[count, shape, dtype] = _time_all(shape, count, device, dtype)
+        measured[count, shape, dtype] = min(times, key=lambda tile: times[tile])
 
 
-def _fastest(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) -> Tile:
+def settle(shapes: Sequence[Shape], rows: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
+    """Choose anew among the fastest of products that follow one another, which `tune` has measured each alone.
+
+    One that leaves no room beside it keeps the next from starting early, whatever it takes alone.
+    """
+    for count in rows:
+        given = [(shape, operands(shape, count, device, dtype)) for shape in shapes]
+        candidates = {shape: fastest_in_rooms(timed[count, shape, dtype], shape) for shape in shapes}
+        for shape, tile in descend(candidates, partial(_time_layers, given)).items():
+            measured[count, shape, dtype] = tile
+
+
+def _time_layers(given: list[tuple[Shape, Operands]], chosen: dict[Shape, Tile]) -> float:
+    """Milliseconds of a product, on average over layers of them with weights that no cache holds all of."""
+    read = sum(weights[0].nbytes for _, (_, weights, _, _) in given)
+    calls = []
+    for layer in range(-(-BEYOND_CACHE // read)):
+        for shape, (x, weights, out, around) in given:
+            calls.append(_call(x, weights[layer % len(weights)], out, around, chosen[shape]))
+    return measure(calls)
+
+
+def fastest_in_rooms(times: Times, shape: Shape) -> list[Tile]:
+    """The fastest few of all, and of those that take no more memory than leaves room for another, or for two."""
+    found: dict[Tile, None] = {}
+    for room in (math.inf, *(size for _, size in ROOMS[1:])):
+        small = [tile for tile in times if bytes_of(tile.m, tile.n, tile.k, shape) * tile.stages <= room]
+        found |= dict.fromkeys(sorted(small, key=lambda tile: times[tile])[:BEST])
+    return list(found)
+
+
+def descend(
+    candidates: dict[Shape, list[Tile]], spend: Callable[[dict[Shape, Tile]], float], turns: int = 2
+) -> dict[Shape, Tile]:
+    """Tiles that together take least: one product after another takes its best among the others' as they are."""
+    chosen = {shape: tiles[0] for shape, tiles in candidates.items()}
+    best = spend(chosen)
+    for shape, tiles in itertools.chain.from_iterable([candidates.items()] * turns):
+        for tile in tiles:
+            if tile != chosen[shape] and (spent := spend({**chosen, shape: tile})) < best:
+                chosen, best = {**chosen, shape: tile}, spent
+    return chosen
+
+
+def _time_all(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) -> Times:
+    """Milliseconds of every tile worth measuring."""
     x, weights, out, around = operands(shape, rows, device, dtype)
-    times: dict[Tile, float] = {}
+    times: Times = {}
     rule = made_in(choose(rows, shape, dtype), x, weights[0], around)
 
     def try_all(tiles: Iterable[Tile]) -> Tile:
@@ -84,8 +138,9 @@ def _fastest(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) 
         return min(times, key=lambda tile: times[tile])
 
     best = try_all(tiles_for(rows, shape, dtype))
-    asks = best.ahead or best.boxes
-    return try_all(replace(best, ahead=lines) for lines in AHEAD) if asks else best
+    if best.ahead or best.boxes:
+        try_all(replace(best, ahead=lines) for lines in AHEAD)
+    return times
 
 
 @contextlib.contextmanager
@@ -170,9 +225,7 @@ def many(rows: int, shape: Shape) -> Iterator[Tile]:
             yield replace(tile, turned=True)
 
 
-def operands(
-    shape: Shape, rows: int, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, list[Tensor], Tensor, Around]:
+def operands(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) -> Operands:
     """Rows and as many weights as no cache holds, with what stands around such a product in a layer."""
     x = torch.randn(rows, shape.k, device=device, dtype=dtype)
     height = shape.n * shape.halves
