@@ -83,6 +83,16 @@ def test_logits_are_kept_where_somebody_reads_them_and_nowhere_else() -> None:
         assert [sorted(place) for place in one] == [sorted(place) for place in other]
 
 
+@pytest.mark.parametrize("host", [False, True])
+def test_states_are_kept_where_the_host_shows_them_to_somebody_and_nowhere_else(host: bool) -> None:
+    eagle = Eagle(tiny_eagle("third"), 2)
+    llm = captured_llm(FirstOf(Suffix(3), eagle) if host else eagle, budget="fixed")
+    assert tokens(llm, GREEDY) == tokens(tiny_llm(), GREEDY)
+    kept = [captured.outcome.out for captured in llm.engine.runner.captured.values()]
+    assert kept and {out.tapped is not None for out in kept} == {host}
+    assert not any(out.final.numel() for out in kept)
+
+
 def test_a_host_drafters_proposal_may_be_wider_than_the_budget() -> None:
     """A static tree is drawn whole, whatever fits near the end of an answer."""
     llm = captured_llm(FirstOf(Suffix(3), Eagle(tiny_eagle("first"), 25, tree="static")), budget="fixed")
