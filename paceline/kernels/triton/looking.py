@@ -212,8 +212,10 @@ def look(
     left = tl.where(tile_rows > 0, tile * tile_rows, first)  # where the tile's partial results lie
     left_at = (left + row) * HEADS + of
     lowest, last = bounds(ends, firsts, t, ok, END, FIRST, WINDOW)
+    slot = tl.load(slots + t, mask=ok, other=NOWHERE)
+    owner = tl.min(slot)  # nobody's rows, whose slot is the last, stand at position 0: no program looks there for them
     hi = tl.maximum(tl.max(last), -1)
-    lo = tl.minimum(tl.min(tl.where(ok, lowest, NOWHERE)), tl.maximum(hi, 0))  # of a tile that sees nothing too
+    lo = tl.minimum(tl.min(tl.where(slot == owner, lowest, NOWHERE)), tl.maximum(hi, 0))  # or it sees nothing
     inner_lo, inner_hi = tl.max(tl.where(ok, lowest, 0)), tl.min(tl.where(ok, last, NOWHERE))
     end = (hi + BLOCK) // BLOCK  # of the blocks that some row sees
     shared = end  # of the blocks whose keys lie at the same places for all rows
@@ -227,7 +229,7 @@ def look(
         if OLD:
             begin(PDL)
         return
-    table += tl.min(tl.load(slots + t, mask=ok, other=NOWHERE)) * table_stride
+    table += owner * table_stride
     k_at += head.to(tl.int64) * k_head
     v_at += head.to(tl.int64) * v_head
 

@@ -238,6 +238,24 @@ def test_padding_rows_look_at_nobodys_page_and_harm_none(attention: Any, device:
     assert torch.equal(found[:-3], wanted) and found[-3:].isfinite().all()
 
 
+@pytest.mark.parametrize("splits", [1, 3])
+def test_rows_of_nobody_beside_others_make_no_program_look_further_back(
+    attention: Any, device: torch.device, splits: int
+) -> None:
+    """As drafts that a sequence did not get are."""
+    layout, heads = lay([Rows(100, 5)], device), ONE
+    q, cache = fill(layout, heads, torch.float32, exact=False)
+    look = attention.Look(heads, 0.25, window=20)
+    layout.slots[3:], layout.positions[3:], layout.tree_base[3:] = len(layout.page_table) - 1, 0, 1
+    given = tiles(attention, layout, 5, splits)
+    wanted = attention.attend(q, cache, layout, given, look)[:3]
+    line = torch.arange(80, device=device)
+    for part in cache:
+        part[layout.page_table[0, line // 4] * 4 + line % 4] = torch.nan
+    found = attention.attend(q, cache, layout, given, look)
+    assert torch.equal(found[:3], wanted) and found.isfinite().all()
+
+
 def test_a_latent_layers_heads_share_its_keys_whose_last_values_are_the_values(
     attention: Any, device: torch.device
 ) -> None:
