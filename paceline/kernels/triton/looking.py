@@ -150,12 +150,15 @@ def gather(
 
 
 @triton.jit
-def bounds(ends, firsts, t, ok, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr):
+def bounds(
+    ends, firsts, t, ok, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, OLD: tl.constexpr = False
+):
     """The lowest and the last position that rows t see."""
-    last = tl.load(ends + t, mask=ok, other=END - 1).to(tl.int32) - END
+    CACHE: tl.constexpr = ".cg" if OLD else ""
+    last = tl.load(ends + t, mask=ok, other=END - 1, cache_modifier=CACHE).to(tl.int32) - END
     lowest = last * 0
     if FIRST:
-        lowest = tl.load(firsts + t, mask=ok, other=0).to(tl.int32)
+        lowest = tl.load(firsts + t, mask=ok, other=0, cache_modifier=CACHE).to(tl.int32)
     if WINDOW > 0:
         lowest = tl.maximum(lowest, last - WINDOW + 1)
     return lowest, last
@@ -198,7 +201,9 @@ def look(
         begin(PDL)
     tile, sub = tl.program_id(0) // subs, tl.program_id(0) % subs
     head, split = tl.program_id(1), tl.program_id(2)
-    count, first = tl.load(tile_count + tile), tl.load(tile_first + tile)
+    CACHE: tl.constexpr = ".cg" if OLD else ""  # a processor's own cache is up to date only once it has waited
+    count = tl.load(tile_count + tile, cache_modifier=CACHE)
+    first = tl.load(tile_first + tile, cache_modifier=CACHE)
     if sub * M >= count * GROUP:
         if OLD:
             begin(PDL)  # the next kernel waits for this one alone, so all of its programs wait
@@ -211,8 +216,8 @@ def look(
     at = t * HEADS + of
     left = tl.where(tile_rows > 0, tile * tile_rows, first)  # where the tile's partial results lie
     left_at = (left + row) * HEADS + of
-    lowest, last = bounds(ends, firsts, t, ok, END, FIRST, WINDOW)
-    slot = tl.load(slots + t, mask=ok, other=NOWHERE)
+    lowest, last = bounds(ends, firsts, t, ok, END, FIRST, WINDOW, OLD)
+    slot = tl.load(slots + t, mask=ok, other=NOWHERE, cache_modifier=CACHE)
     owner = tl.min(slot)  # nobody's rows, whose slot is the last, stand at position 0: no program looks there for them
     hi = tl.maximum(tl.max(last), -1)
     lo = tl.minimum(tl.min(tl.where(slot == owner, lowest, NOWHERE)), tl.maximum(hi, 0))  # or it sees nothing
@@ -220,7 +225,7 @@ def look(
     end = (hi + BLOCK) // BLOCK  # of the blocks that some row sees
     shared = end  # of the blocks whose keys lie at the same places for all rows
     if TREE:
-        base = tl.load(bases + t, mask=ok, other=NOWHERE).to(tl.int32)
+        base = tl.load(bases + t, mask=ok, other=NOWHERE, cache_modifier=CACHE).to(tl.int32)
         shared = tl.minimum(end, tl.min(tl.where(last >= base, base, NOWHERE)) // BLOCK)
     lowest_chunk, end_chunk = chunks_below(lo // BLOCK + 1, PER, EDGE, FAR) - 1, chunks_below(end, PER, EDGE, FAR)
     chunk0 = lowest_chunk + (split + splits - lowest_chunk % splits) % splits
@@ -236,7 +241,7 @@ def look(
     if OLD:
         if FETCHED > 0:
             asked = within(first_block(chunk0, PER, EDGE, FAR) * BLOCK + tl.arange(0, FETCHED), lo, hi)
-            asked = row_of(tl.load(table + asked // PAGE), asked, PAGE, SMALL)
+            asked = row_of(tl.load(table + asked // PAGE, cache_modifier=CACHE), asked, PAGE, SMALL)
             ask(k_at, asked, k_stride, MAIN + TAIL)
             if not LATENT:
                 ask(v_at, asked, v_stride, WIDE)
