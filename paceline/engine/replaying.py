@@ -182,13 +182,16 @@ class ReplayingRunner(DeviceRunner):
         frame, asked = self._lay_out(key, slots, handed)
         with holding() as held:
             outcome, replay = self._capture(lambda: (self.prepare if asked.open else self.compute)(frame, asked))
-        return Captured(frame, asked, outcome._replace(out=self._kept(outcome.out, key)), replay, held)
+        return Captured(frame, asked, self._kept(outcome, key), replay, held)
 
-    def _kept(self, out: Hidden, key: Key) -> Hidden:
+    def _kept(self, made: Outcome, key: Key) -> Outcome:
         """What is read after the round, by the host or to conclude it: the memory of all else serves other rounds."""
         open, told = key.kind is None, self.listener is not None and not self.listener.on_device
+        out, nothing = made.out, torch.empty(0)
         tapped = out.tapped if open or told else None
-        return Hidden(torch.empty(0), tapped, out.logits if key.logits else None, out.best if open else None)
+        out = Hidden(nothing, tapped, out.logits if key.logits else None, out.best if open else None)
+        drawn = made.proposal.probs is not None and not open
+        return made._replace(proposal=replace(made.proposal, probs=None) if drawn else made.proposal, out=out)
 
     def _replay(self, captured: Captured, plan: Plan, handed: Proposal | None, new: list[bool], times: Times) -> Round:
         self._fill(captured.frame, plan, new)
