@@ -84,9 +84,11 @@ def within(line, lo, hi):
 
 
 @triton.jit
-def leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.constexpr):
-    """What a chunk came to, for `gather`."""
+def leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.constexpr, WINDOW: tl.constexpr):
+    """What a chunk came to, for `gather`. There is room for so many: all, or as many as a window sees at once."""
     d = tl.arange(0, acc.shape[1])
+    if WINDOW > 0:
+        chunk = chunk % chunks
     at = left_at * chunks + chunk
     keep = ok & (chunk < chunks)
     tl.store(stats + at * 2, m, mask=keep)
@@ -97,11 +99,11 @@ def leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.con
 @triton.jit
 def turn(
     partial, stats, left_at, chunk, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
-    WIDE: tl.constexpr, SPLIT: tl.constexpr,
+    WIDE: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """A chunk is complete: leave it or merge it, and begin afresh."""
     if SPLIT:
-        leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE)
+        leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE, WINDOW)
     else:
         seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
     m = tl.full(m.shape, float("-inf"), tl.float32)
@@ -130,17 +132,21 @@ def write(out_at, at, ok, total, acc, WIDE: tl.constexpr):
 @triton.jit
 def gather(
     out_at, at, partial, stats, left_at, chunk, end, chunks, ok,
-    WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, AHEAD: tl.constexpr,
+    WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, AHEAD: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Merge what all chunks came to, AHEAD of them read at once: the last program of a tile does it."""
     d = tl.arange(0, WIDE_PAD)
     m, total = tl.full(at.shape, float("-inf"), tl.float32), tl.zeros(at.shape, tl.float32)
     acc = tl.zeros((at.shape[0], WIDE_PAD), tl.float32)
-    end = tl.minimum(end, chunks)
+    if WINDOW == 0:
+        end = tl.minimum(end, chunks)
     for some in range(chunk, end, AHEAD):
         for i in tl.static_range(AHEAD):  # behind the end a chunk that nobody sees: it changes nothing
             there = ok & (some + i < end)
-            from_at = left_at * chunks + some + i
+            if WINDOW > 0:
+                from_at = left_at * chunks + (some + i) % chunks
+            else:
+                from_at = left_at * chunks + some + i
             m2 = tl.load(stats + from_at * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
             total2 = tl.load(stats + from_at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
             mask = there[:, None] & (d < WIDE)[None, :]
@@ -285,8 +291,9 @@ def look(
             s = tl.where((p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
         if (inside == 0) & (item > 0):
             m, sums, acc, seen_m, seen_total, seen = turn(
-                partial, stats, left_at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen, WIDE, SPLIT
-            )
+                partial, stats, left_at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
+                WIDE, SPLIT, WINDOW,
+            )  # fmt: skip
         p, m, alpha = soften(s, m, factor)
         p = p.to(q.dtype)
         sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
@@ -300,7 +307,7 @@ def look(
             if (inside == 0) & (item > 0):
                 m, sums, acc, seen_m, seen_total, seen = turn(
                     partial, stats, left_at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
-                    WIDE, SPLIT,
+                    WIDE, SPLIT, WINDOW,
                 )  # fmt: skip
             s = tl.full((M, BLOCK), float("-inf"), tl.float32)
             for r in range(row_begin, row_end):
@@ -330,7 +337,7 @@ def look(
     if SPLIT:
         if skipped < num_items:
             block, chunk, inside = nth(num_items - 1, chunk0, far0, splits, PER, EDGE, FAR)
-            leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE)
+            leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE, WINDOW)
         tl.debug_barrier()  # all threads have left theirs before one of them says so
         arrival = arrivals + tl.program_id(0) * tl.num_programs(1) + head
         if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == busy - 1:
@@ -339,7 +346,7 @@ def look(
             few_row, few_of = few // GROUP, head * GROUP + few % GROUP
             gather(
                 out_at, (first + few_row) * HEADS + few_of, partial, stats, (left + few_row) * HEADS + few_of,
-                lowest_chunk, end_chunk, chunks, few < count * GROUP, WIDE, WIDE_PAD, AHEAD,
+                lowest_chunk, end_chunk, chunks, few < count * GROUP, WIDE, WIDE_PAD, AHEAD, WINDOW,
             )  # fmt: skip
     else:
         seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)

@@ -62,7 +62,9 @@ def test_heads_of_every_width_and_group_see_their_positions(attention: Any, devi
 
 
 @pytest.mark.parametrize("sequences", [MIXED, TREES], ids=["chunks", "trees"])
-@pytest.mark.parametrize("rest", [{}, {"window": 20, "softcap": 1.5}, {"splits": 3}, {"rows": 40}], ids=str)
+@pytest.mark.parametrize(
+    "rest", [{}, {"window": 20, "softcap": 1.5}, {"window": 20, "splits": 3}, {"splits": 3}, {"rows": 40}], ids=str
+)
 def test_a_row_sees_what_the_layout_lets_it_see(
     attention: Any, device: torch.device, sequences: list[Rows], rest: dict[str, Any]
 ) -> None:
@@ -216,6 +218,8 @@ def test_programs_leave_partial_results_for_their_tiles_rows_alone(
         found.append(attention.attend(q, cache, layout, [given], attention.Look(ONE, 0.25))[40:])
     assert torch.equal(*found) and not found[0].isnan().any()
     assert sizes[1] == 2 * 3 * ONE.num_heads * attention.chunks_of(131, 48) * ONE.head_dim
+    attention.attend(q, cache, layout, [given], attention.Look(ONE, 0.25, window=20))
+    assert sizes[2] == 2 * 3 * ONE.num_heads * 2 * ONE.head_dim, "23 positions lie in two chunks of 32, wherever"
 
 
 def test_padding_rows_look_at_nobodys_page_and_harm_none(attention: Any, device: torch.device) -> None:
