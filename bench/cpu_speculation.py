@@ -36,9 +36,9 @@ def read_questions(paths: list[Path], wanted: str) -> dict[str, list[str]]:
 
 
 def built_in() -> dict[str, list[str]]:
-    from paceline.bench.prompts import built_in as own_prompts
+    from paceline.bench import prompts
 
-    return {"built-in": [question.text for question in own_prompts("te")]}
+    return {"built-in": [question.text for question in prompts.read_questions(None)]}
 
 
 def speculate(bench: Bench, size: str) -> dict[str, Any]:

@@ -91,7 +91,6 @@ SWEEPS: dict[str, tuple[list[str], list[dict[str, Any]]]] = {
             *({"AHEAD": values} for values in (16, 32, 128)),
             *({"WARPS": 132 * warps} for warps in (4, 12, 16)),
             chunks(128, 1024, 512),
-            chunks(128, 4096, 1024),
             chunks(256, 4096, 1024),
             chunks(64, 4096, 512),
             chunks(128, 4096, 512, 128),

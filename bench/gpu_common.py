@@ -109,14 +109,26 @@ def random_prompts(count: int, length: int, vocabulary: int, seed: int = 0) -> l
     return [[chooser.randrange(3, vocabulary) for _ in range(length)] for _ in range(count)]
 
 
-def asking(llm: LLM, texts: list[list[dict[str, str]]], count: int, most: int) -> list[list[int]]:
-    """The first `count` that leave room for an answer, as token ids, from the beginning again where they are few."""
+def different(llm: LLM, texts: list[list[dict[str, str]]], count: int, most: int) -> list[list[int]]:
+    """The first `count` that leave room for an answer, as token ids, no two the same; fewer where no more are there."""
     if llm.tokenizer is None:  # a tiny model
         return random_prompts(count, 40, llm.config.vocab_size)
     room = llm.max_model_len - most - 1
-    read = [prompt.ids for prompt in map(llm.read_chat, texts[: 2 * count]) if len(prompt.ids) <= room]
-    if not read:
+    found: dict[tuple[int, ...], None] = {}
+    for text in texts:
+        ids = llm.read_chat(text).ids
+        if len(ids) <= room:
+            found[tuple(ids)] = None
+        if len(found) == count:
+            break
+    if not found:
         raise SystemExit(f"no prompt fits into {room} tokens")
+    return [list(ids) for ids in found]
+
+
+def asking(llm: LLM, texts: list[list[dict[str, str]]], count: int, most: int) -> list[list[int]]:
+    """`different` ones, from the beginning again where they are few."""
+    read = different(llm, texts, count, most)
     return [read[number % len(read)] for number in range(count)]
 
 

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from gpu_common import Bench, accepted_lengths, asking, greedy
+from gpu_common import Bench, accepted_lengths, different, greedy
 from gpu_drafters import Replay
 
 from paceline import LLM, DraftModel, Eagle, NGram, SamplingParams, Suffix
@@ -37,9 +37,9 @@ def check_model(bench: Bench, model: str) -> list[dict[str, Any]]:
     length, new = (128, 16) if bench.quick else (1024, bench.options.tokens)
     roomy = bench.llm(model, max_model_len=length, max_num_seqs=BESIDE, num_pages=BESIDE * (length // 16 + 1))
     texts = [] if roomy.tokenizer is None else bench.texts("mt_bench.jsonl", "spec_bench.jsonl")
-    count = bench.options.prompts
-    unique = list(dict.fromkeys(map(tuple, asking(roomy, texts, count, new))))  # an answer is known by its prompt
-    prompts = [list(ids) for ids in unique]
+    prompts = different(roomy, texts, bench.options.prompts, new)  # an answer is known by its prompt
+    if len(prompts) < bench.options.prompts:
+        print(f"exact: {len(prompts)} different prompts fit, {bench.options.prompts} were asked for", flush=True)
     params = {name: _params(prompts, new, **more) for name, more in SETTINGS.items()}
     plain = {name: _answers(roomy, prompts, params[name]) for name in SETTINGS}
     roomy.close()

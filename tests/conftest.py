@@ -43,10 +43,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="module")
 def settled() -> Iterator[None]:
-    """For tests that close engines, which is a full collection each: none goes through all that was there before.
-
-    Not for all tests: `LLM.generate` counts what is frozen, which takes its time.
-    """
+    """For tests that close engines, which is a full collection each: none goes through all that was there before."""
     gc.freeze()
     yield
     gc.unfreeze()

@@ -1,4 +1,4 @@
-"""The base of drafters that draft from the target's newest state alone: Medusa, Hydra, MLP speculators.
+"""The base of drafters that draft from the target's newest state alone: Medusa, MLP speculators.
 
 They keep, by slot and on the device, the target's final state at the last computed position: the one in front of the
 newest token. No cache layers, no positions; a prefix hit costs nothing, since every round computes a position.
@@ -27,6 +27,9 @@ class StateKeeper(QuietDrafter):
 
     def observe(self, seen: Observation) -> None:
         assert seen.states is not None
+        if (rounds := seen.table.rounds) is not None:
+            rounds.put(seen.newest, (seen.states,), (self._states,), self._ready, seen.table.null)
+            return
         self._states[seen.newest] = seen.states.to(self._states.dtype)
         self._ready[seen.newest] = True
 

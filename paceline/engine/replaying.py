@@ -25,6 +25,7 @@ from paceline.engine.device import Asked, DeviceRunner, Outcome
 from paceline.engine.round import Plan, Round, Times
 from paceline.engine.sizes import find_size, usual_sizes
 from paceline.kernels.held import holding
+from paceline.kernels.ops import Hidden
 from paceline.models.frame import Frame, FrameInput, Size
 from paceline.sampling.processors import common_kind
 from paceline.sampling.rules import Rule
@@ -55,7 +56,7 @@ class Key(NamedTuple):
     drafts: bool
     new: bool
     shaped: Hashable  # what the drafter, or what it handed over, adds
-    logits: bool = False  # somebody reads them after the round; where nobody does, their memory serves other rounds
+    logits: bool = False  # somebody reads them after the round
 
 
 class ReplayingRunner(DeviceRunner):
@@ -181,9 +182,16 @@ class ReplayingRunner(DeviceRunner):
         frame, asked = self._lay_out(key, slots, handed)
         with holding() as held:
             outcome, replay = self._capture(lambda: (self.prepare if asked.open else self.compute)(frame, asked))
-        if not key.logits:
-            outcome = outcome._replace(out=replace(outcome.out, logits=None))
-        return Captured(frame, asked, outcome, replay, held)
+        return Captured(frame, asked, self._kept(outcome, key), replay, held)
+
+    def _kept(self, made: Outcome, key: Key) -> Outcome:
+        """What is read after the round, by the host or to conclude it: the memory of all else serves other rounds."""
+        open, told = key.kind is None, self.listener is not None and not self.listener.on_device
+        out, nothing = made.out, torch.empty(0)
+        tapped = out.tapped if open or told else None
+        out = Hidden(nothing, tapped, out.logits if key.logits else None, out.best if open else None)
+        drawn = made.proposal.probs is not None and not open
+        return made._replace(proposal=replace(made.proposal, probs=None) if drawn else made.proposal, out=out)
 
     def _replay(self, captured: Captured, plan: Plan, handed: Proposal | None, new: list[bool], times: Times) -> Round:
         self._fill(captured.frame, plan, new)

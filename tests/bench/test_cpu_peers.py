@@ -102,6 +102,11 @@ def record(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return told
 
 
+def test_without_a_dataset_prompts_of_our_own_are_asked() -> None:
+    asked = importlib.import_module("cpu_speculation").built_in()
+    assert list(asked) == ["built-in"] and all(asked["built-in"])
+
+
 def test_the_script_asks_sides_in_processes_of_their_own(checkpoint: Path, tmp_path: Path) -> None:
     words = ["--quick", "--repeat", "1", "--threads", "1", "--small", str(checkpoint), "--only", "decode-small"]
     command = [sys.executable, str(BENCH / "cpu_peers.py"), *words, "--output", str(tmp_path / "out.json")]

@@ -9,7 +9,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ import torch
 from paceline.bench import machine
 from paceline.bench.results import write
 from paceline.models.loader import find
+from paceline.prompts import Prompt
 from tests.bench.scripts import ROOT, load
 from tests.drafters.tiny_eagle import tiny_eagle
 from tests.fakes import tiny_model
@@ -92,6 +93,23 @@ def test_drafters_that_are_right_now_and_then_change_no_text(
         "gpu_exact", tmp_path / "results"
     )
     assert "| 2 |" not in figures.render("gpu_head", tmp_path / "results"), "wanted is ≥ 2"
+
+
+def test_prompts_are_looked_for_until_as_many_different_ones_fit_as_were_asked_for(script: Any) -> None:
+    common, read = sys.modules["gpu_common"], list[int]()
+
+    def read_chat(size: int) -> Prompt:
+        read.append(size)
+        return Prompt(None, [7] * size)
+
+    llm = SimpleNamespace(tokenizer=object(), max_model_len=20, read_chat=read_chat)
+    texts = [3, 3, 99, 3, 16, 15, 4, 5]  # by their tokens, of which 15 leave room for 4 more
+    assert [len(ids) for ids in common.different(llm, texts, 3, 4)] == [3, 15, 4]
+    assert read == texts[:-1], "it has what it wants"
+    assert [len(ids) for ids in common.different(llm, texts, 9, 4)] == [3, 15, 4, 5]
+    assert [len(ids) for ids in common.asking(llm, texts, 6, 4)] == [3, 15, 4, 5, 3, 15]
+    with pytest.raises(SystemExit, match="no prompt fits into 15 tokens"):
+        common.different(llm, [99], 1, 4)
 
 
 def test_profiles_and_peers_become_tables(figures: ModuleType, tmp_path: Path) -> None:

@@ -83,6 +83,25 @@ def test_logits_are_kept_where_somebody_reads_them_and_nowhere_else() -> None:
         assert [sorted(place) for place in one] == [sorted(place) for place in other]
 
 
+@pytest.mark.parametrize("host", [False, True])
+def test_states_are_kept_where_the_host_shows_them_to_somebody_and_nowhere_else(host: bool) -> None:
+    eagle = Eagle(tiny_eagle("third"), 2)
+    llm = captured_llm(FirstOf(Suffix(3), eagle) if host else eagle, budget="fixed")
+    assert tokens(llm, GREEDY) == tokens(tiny_llm(), GREEDY)
+    kept = [captured.outcome.out for captured in llm.engine.runner.captured.values()]
+    assert kept and {out.tapped is not None for out in kept} == {host}
+    assert not any(out.final.numel() for out in kept)
+
+
+def test_what_drafts_were_drawn_from_is_kept_by_no_captured_round() -> None:
+    given = {"budget": "fixed", "acceptance": "rejection"}
+    launched = tiny_llm(Eagle(tiny_eagle("third"), 2), behind=1, max_num_seqs=4, max_batched_tokens=32, **given)
+    llm = captured_llm(Eagle(tiny_eagle("third"), 2), **given)
+    assert tokens(llm, HOT) == tokens(launched, HOT)
+    rounds = [captured for key, captured in llm.engine.runner.captured.items() if key.drafts]
+    assert rounds and all(captured.outcome.proposal.probs is None for captured in rounds)
+
+
 def test_a_host_drafters_proposal_may_be_wider_than_the_budget() -> None:
     """A static tree is drawn whole, whatever fits near the end of an answer."""
     llm = captured_llm(FirstOf(Suffix(3), Eagle(tiny_eagle("first"), 25, tree="static")), budget="fixed")

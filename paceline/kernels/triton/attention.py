@@ -150,8 +150,11 @@ def _launch(
     m, block, options = _config(tiles, shape, seen["TREE"], q.element_size())
     pairs = tiles.rows * shape["GROUP"]
     subs = -(-pairs // m)
-    far = CHUNK if 0 < seen["WINDOW"] <= EDGE else FAR_CHUNK  # a window sees few chunks: all are small
+    window = seen["WINDOW"]
+    far = CHUNK if 0 < window <= EDGE else FAR_CHUNK  # a window sees few chunks: all are small
     chunks = chunks_of(tiles.reach, far)
+    if window:  # a tile's rows are neighbours, and so see that many chunks in a row at most
+        chunks = min(chunks, -(-(window + tiles.rows) // CHUNK) + 1)
     splits = min(chunks, splits_of(tiles, subs * kv_heads, options["num_warps"]))
     if splits == chunks and tiles.reach <= EDGE and CHUNK // block <= BRIEF:
         options["num_stages"] = BRIEF

@@ -146,10 +146,10 @@ def store_heads(
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     to = row
     if write is not None:
-        to = tl.load(write + row)
+        to = tl.load(write + row, cache_modifier=".cg")  # see `device.py`
     if HALF > 0:
         half = tl.arange(0, WIDE)
-        place = tl.load(positions + row) * turn_stride + half
+        place = tl.load(positions + row, cache_modifier=".cg") * turn_stride + half
         c = tl.load(cos + place, mask=half < HALF, other=0.0)[None, :]
         s = tl.load(sin + place, mask=half < HALF, other=0.0)[None, :]
     begin(PDL, True)  # attention reads where its rows look meanwhile

@@ -84,9 +84,11 @@ def within(line, lo, hi):
 
 
 @triton.jit
-def leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.constexpr):
-    """What a chunk came to, for `gather`."""
+def leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.constexpr, WINDOW: tl.constexpr):
+    """What a chunk came to, for `gather`. There is room for so many: all, or as many as a window sees at once."""
     d = tl.arange(0, acc.shape[1])
+    if WINDOW > 0:
+        chunk = chunk % chunks
     at = left_at * chunks + chunk
     keep = ok & (chunk < chunks)
     tl.store(stats + at * 2, m, mask=keep)
@@ -97,11 +99,11 @@ def leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.con
 @triton.jit
 def turn(
     partial, stats, left_at, chunk, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
-    WIDE: tl.constexpr, SPLIT: tl.constexpr,
+    WIDE: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """A chunk is complete: leave it or merge it, and begin afresh."""
     if SPLIT:
-        leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE)
+        leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE, WINDOW)
     else:
         seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
     m = tl.full(m.shape, float("-inf"), tl.float32)
@@ -130,17 +132,21 @@ def write(out_at, at, ok, total, acc, WIDE: tl.constexpr):
 @triton.jit
 def gather(
     out_at, at, partial, stats, left_at, chunk, end, chunks, ok,
-    WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, AHEAD: tl.constexpr,
+    WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, AHEAD: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Merge what all chunks came to, AHEAD of them read at once: the last program of a tile does it."""
     d = tl.arange(0, WIDE_PAD)
     m, total = tl.full(at.shape, float("-inf"), tl.float32), tl.zeros(at.shape, tl.float32)
     acc = tl.zeros((at.shape[0], WIDE_PAD), tl.float32)
-    end = tl.minimum(end, chunks)
+    if WINDOW == 0:
+        end = tl.minimum(end, chunks)
     for some in range(chunk, end, AHEAD):
         for i in tl.static_range(AHEAD):  # behind the end a chunk that nobody sees: it changes nothing
             there = ok & (some + i < end)
-            from_at = left_at * chunks + some + i
+            if WINDOW > 0:
+                from_at = left_at * chunks + (some + i) % chunks
+            else:
+                from_at = left_at * chunks + some + i
             m2 = tl.load(stats + from_at * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
             total2 = tl.load(stats + from_at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
             mask = there[:, None] & (d < WIDE)[None, :]
@@ -150,12 +156,15 @@ def gather(
 
 
 @triton.jit
-def bounds(ends, firsts, t, ok, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr):
+def bounds(
+    ends, firsts, t, ok, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, OLD: tl.constexpr = False
+):
     """The lowest and the last position that rows t see."""
-    last = tl.load(ends + t, mask=ok, other=END - 1).to(tl.int32) - END
+    CACHE: tl.constexpr = ".cg" if OLD else ""
+    last = tl.load(ends + t, mask=ok, other=END - 1, cache_modifier=CACHE).to(tl.int32) - END
     lowest = last * 0
     if FIRST:
-        lowest = tl.load(firsts + t, mask=ok, other=0).to(tl.int32)
+        lowest = tl.load(firsts + t, mask=ok, other=0, cache_modifier=CACHE).to(tl.int32)
     if WINDOW > 0:
         lowest = tl.maximum(lowest, last - WINDOW + 1)
     return lowest, last
@@ -198,7 +207,9 @@ def look(
         begin(PDL)
     tile, sub = tl.program_id(0) // subs, tl.program_id(0) % subs
     head, split = tl.program_id(1), tl.program_id(2)
-    count, first = tl.load(tile_count + tile), tl.load(tile_first + tile)
+    CACHE: tl.constexpr = ".cg" if OLD else ""  # a processor's own cache is up to date only once it has waited
+    count = tl.load(tile_count + tile, cache_modifier=CACHE)
+    first = tl.load(tile_first + tile, cache_modifier=CACHE)
     if sub * M >= count * GROUP:
         if OLD:
             begin(PDL)  # the next kernel waits for this one alone, so all of its programs wait
@@ -211,14 +222,16 @@ def look(
     at = t * HEADS + of
     left = tl.where(tile_rows > 0, tile * tile_rows, first)  # where the tile's partial results lie
     left_at = (left + row) * HEADS + of
-    lowest, last = bounds(ends, firsts, t, ok, END, FIRST, WINDOW)
+    lowest, last = bounds(ends, firsts, t, ok, END, FIRST, WINDOW, OLD)
+    slot = tl.load(slots + t, mask=ok, other=NOWHERE, cache_modifier=CACHE)
+    owner = tl.min(slot)  # nobody's rows, whose slot is the last, stand at position 0: no program looks there for them
     hi = tl.maximum(tl.max(last), -1)
-    lo = tl.minimum(tl.min(tl.where(ok, lowest, NOWHERE)), tl.maximum(hi, 0))  # of a tile that sees nothing too
+    lo = tl.minimum(tl.min(tl.where(slot == owner, lowest, NOWHERE)), tl.maximum(hi, 0))  # or it sees nothing
     inner_lo, inner_hi = tl.max(tl.where(ok, lowest, 0)), tl.min(tl.where(ok, last, NOWHERE))
     end = (hi + BLOCK) // BLOCK  # of the blocks that some row sees
     shared = end  # of the blocks whose keys lie at the same places for all rows
     if TREE:
-        base = tl.load(bases + t, mask=ok, other=NOWHERE).to(tl.int32)
+        base = tl.load(bases + t, mask=ok, other=NOWHERE, cache_modifier=CACHE).to(tl.int32)
         shared = tl.minimum(end, tl.min(tl.where(last >= base, base, NOWHERE)) // BLOCK)
     lowest_chunk, end_chunk = chunks_below(lo // BLOCK + 1, PER, EDGE, FAR) - 1, chunks_below(end, PER, EDGE, FAR)
     chunk0 = lowest_chunk + (split + splits - lowest_chunk % splits) % splits
@@ -227,14 +240,14 @@ def look(
         if OLD:
             begin(PDL)
         return
-    table += tl.min(tl.load(slots + t, mask=ok, other=NOWHERE)) * table_stride
+    table += owner * table_stride
     k_at += head.to(tl.int64) * k_head
     v_at += head.to(tl.int64) * v_head
 
     if OLD:
         if FETCHED > 0:
             asked = within(first_block(chunk0, PER, EDGE, FAR) * BLOCK + tl.arange(0, FETCHED), lo, hi)
-            asked = row_of(tl.load(table + asked // PAGE), asked, PAGE, SMALL)
+            asked = row_of(tl.load(table + asked // PAGE, cache_modifier=CACHE), asked, PAGE, SMALL)
             ask(k_at, asked, k_stride, MAIN + TAIL)
             if not LATENT:
                 ask(v_at, asked, v_stride, WIDE)
@@ -278,8 +291,9 @@ def look(
             s = tl.where((p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
         if (inside == 0) & (item > 0):
             m, sums, acc, seen_m, seen_total, seen = turn(
-                partial, stats, left_at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen, WIDE, SPLIT
-            )
+                partial, stats, left_at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
+                WIDE, SPLIT, WINDOW,
+            )  # fmt: skip
         p, m, alpha = soften(s, m, factor)
         p = p.to(q.dtype)
         sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
@@ -293,7 +307,7 @@ def look(
             if (inside == 0) & (item > 0):
                 m, sums, acc, seen_m, seen_total, seen = turn(
                     partial, stats, left_at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
-                    WIDE, SPLIT,
+                    WIDE, SPLIT, WINDOW,
                 )  # fmt: skip
             s = tl.full((M, BLOCK), float("-inf"), tl.float32)
             for r in range(row_begin, row_end):
@@ -323,7 +337,7 @@ def look(
     if SPLIT:
         if skipped < num_items:
             block, chunk, inside = nth(num_items - 1, chunk0, far0, splits, PER, EDGE, FAR)
-            leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE)
+            leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE, WINDOW)
         tl.debug_barrier()  # all threads have left theirs before one of them says so
         arrival = arrivals + tl.program_id(0) * tl.num_programs(1) + head
         if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == busy - 1:
@@ -332,7 +346,7 @@ def look(
             few_row, few_of = few // GROUP, head * GROUP + few % GROUP
             gather(
                 out_at, (first + few_row) * HEADS + few_of, partial, stats, (left + few_row) * HEADS + few_of,
-                lowest_chunk, end_chunk, chunks, few < count * GROUP, WIDE, WIDE_PAD, AHEAD,
+                lowest_chunk, end_chunk, chunks, few < count * GROUP, WIDE, WIDE_PAD, AHEAD, WINDOW,
             )  # fmt: skip
     else:
         seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)

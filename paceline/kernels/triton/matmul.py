@@ -27,7 +27,7 @@ Bests = tuple[Tensor, Tensor]  # [T, blocks] values and ids
 
 @dataclass(frozen=True)
 class Norm:
-    """An rms norm in front of a product."""
+    """An rms norm of rows, mostly in front of a product."""
 
     weight: Tensor  # [K]
     eps: float

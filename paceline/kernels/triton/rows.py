@@ -1,4 +1,4 @@
-"""What is done to rows between products: norms and activations; to their heads in `heads.py`, by the same names here.
+"""What is done to rows between products: norms, activations, joining; to heads in `heads.py`, by the same names here.
 
 One program has one row (or a part of one), so nothing depends on the other rows. Sums are made in the order of
 `arithmetic.py`; a norm here and one in front of a product (`matmul`) are made of the same scaled values and factors.
@@ -6,7 +6,7 @@ One program has one row (or a part of one), so nothing depends on the other rows
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,6 +17,7 @@ from paceline.kernels.ops import ACTIVATIONS
 from paceline.kernels.triton.arithmetic import activate, add, factor_of, normed, row_factor, sum_lanes
 from paceline.kernels.triton.device import PDL, begin, launching
 from paceline.kernels.triton.heads import HeadNorms, head_norm, rope, turn
+from paceline.kernels.triton.matmul import Norm
 
 __all__ = [
     "HeadNorms",
@@ -35,16 +36,6 @@ __all__ = [
 WIDTH = 1024  # columns that a program of an activation has
 
 
-class RowNorm(Protocol):
-    """An rms norm of whole rows."""
-
-    @property
-    def weight(self) -> Tensor: ...
-
-    @property
-    def eps(self) -> float: ...
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
     """x [T, K] · weight in x's dtype, then times the row's factor: rounded once more, with the bias in it."""
     return _norm(x, None, weight, eps, bias)[1]
@@ -60,7 +51,7 @@ class Part(NamedTuple):
 
     rows: Tensor  # [T, K]
     ids: Tensor | None = None  # [T]: `rows` is a table, and these are its rows
-    norm: RowNorm | None = None  # as `rms_norm` makes it
+    norm: Norm | None = None  # as `rms_norm` makes it
 
 
 def join(x: Part, y: Part) -> Tensor:

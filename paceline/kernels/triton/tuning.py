@@ -26,6 +26,7 @@ from torch import Tensor
 from triton.runtime._async_compile import AsyncCompileMode
 
 from paceline.kernels.triton.arithmetic import LANES
+from paceline.kernels.triton.compiling import THREADS
 from paceline.kernels.triton.library import product as by_library
 from paceline.kernels.triton.matmul import Around, Norm, arguments, launch
 from paceline.kernels.triton.tiles import (
@@ -52,7 +53,6 @@ without: set[str] = set()  # kinds of tiles that are not to be tried: boxes, tur
 LAUNCHES = 24  # in a measured graph, at least
 SHARED = 220 * 1024  # bytes of shared memory that a program may have
 AHEAD = 0, 8, 16, 32
-THREADS = 12  # that compile
 BEST = 4  # tiles of a product that `settle` tries, in each room
 PROCESSORS = ROOMS[0][0]
 MOST_COLUMNS = 2**15  # more are a vocabulary's, of whose tiles tall ones do not last: see `matmul.py`

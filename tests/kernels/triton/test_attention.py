@@ -62,7 +62,9 @@ def test_heads_of_every_width_and_group_see_their_positions(attention: Any, devi
 
 
 @pytest.mark.parametrize("sequences", [MIXED, TREES], ids=["chunks", "trees"])
-@pytest.mark.parametrize("rest", [{}, {"window": 20, "softcap": 1.5}, {"splits": 3}, {"rows": 40}], ids=str)
+@pytest.mark.parametrize(
+    "rest", [{}, {"window": 20, "softcap": 1.5}, {"window": 20, "splits": 3}, {"splits": 3}, {"rows": 40}], ids=str
+)
 def test_a_row_sees_what_the_layout_lets_it_see(
     attention: Any, device: torch.device, sequences: list[Rows], rest: dict[str, Any]
 ) -> None:
@@ -216,6 +218,8 @@ def test_programs_leave_partial_results_for_their_tiles_rows_alone(
         found.append(attention.attend(q, cache, layout, [given], attention.Look(ONE, 0.25))[40:])
     assert torch.equal(*found) and not found[0].isnan().any()
     assert sizes[1] == 2 * 3 * ONE.num_heads * attention.chunks_of(131, 48) * ONE.head_dim
+    attention.attend(q, cache, layout, [given], attention.Look(ONE, 0.25, window=20))
+    assert sizes[2] == 2 * 3 * ONE.num_heads * 2 * ONE.head_dim, "23 positions lie in two chunks of 32, wherever"
 
 
 def test_padding_rows_look_at_nobodys_page_and_harm_none(attention: Any, device: torch.device) -> None:
@@ -236,6 +240,24 @@ def test_padding_rows_look_at_nobodys_page_and_harm_none(attention: Any, device:
     given[0].first[-1], given[0].count[-1] = len(layout.slots), 3
     found = attention.attend(torch.cat([q, q[:3]]), cache, padded, given, look)
     assert torch.equal(found[:-3], wanted) and found[-3:].isfinite().all()
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_rows_of_nobody_beside_others_make_no_program_look_further_back(
+    attention: Any, device: torch.device, splits: int
+) -> None:
+    """As drafts that a sequence did not get are."""
+    layout, heads = lay([Rows(100, 5)], device), ONE
+    q, cache = fill(layout, heads, torch.float32, exact=False)
+    look = attention.Look(heads, 0.25, window=20)
+    layout.slots[3:], layout.positions[3:], layout.tree_base[3:] = len(layout.page_table) - 1, 0, 1
+    given = tiles(attention, layout, 5, splits)
+    wanted = attention.attend(q, cache, layout, given, look)[:3]
+    line = torch.arange(80, device=device)
+    for part in cache:
+        part[layout.page_table[0, line // 4] * 4 + line % 4] = torch.nan
+    found = attention.attend(q, cache, layout, given, look)
+    assert torch.equal(found[:3], wanted) and found.isfinite().all()
 
 
 def test_a_latent_layers_heads_share_its_keys_whose_last_values_are_the_values(

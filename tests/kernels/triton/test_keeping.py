@@ -43,18 +43,19 @@ def test_no_rows_are_put_nowhere(device: torch.device) -> None:
     assert not kept.any() and not known.any()
 
 
-def test_rounds_keep_what_tensor_operations_keep(device: torch.device) -> None:
+@pytest.mark.parametrize("name, kept", [("eagle3", ("_states", "_finals")), ("medusa", ("_states",))])
+def test_rounds_keep_what_tensor_operations_keep(name: str, kept: tuple[str, ...], device: torch.device) -> None:
     from paceline.kernels.triton.rounds import TritonRounds
 
     if device.type != "cpu":
         pytest.skip("the tiny model is on the CPU")
     found = []
     for rounds in (None, TritonRounds()):
-        llm = tiny_llm(DRAFTERS["eagle3"]({}), behind=1, block_size=8)
+        llm = tiny_llm(DRAFTERS[name]({}), behind=1, block_size=8)
         llm.engine.table.rounds = rounds
         tokens_of(llm, 2, "greedy", max_tokens=4)
         drafter: Any = llm.engine.runner.drafter
         pages = torch.arange(1, llm.engine.cache.pool.num_pages + 1)
-        found.append([*llm.engine.cache.read_tails(pages), drafter._states[:-1], drafter._finals[:-1]])
+        found.append([*llm.engine.cache.read_tails(pages), *(getattr(drafter, table)[:-1] for table in kept)])
     assert all(torch.equal(*pair) for pair in zip(*found))
     assert int(found[0][1].sum()) >= 2 and bool(found[0][2].any())
