@@ -198,7 +198,7 @@ def look(
     M: tl.constexpr, FEW: tl.constexpr, AHEAD: tl.constexpr,
     END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREE: tl.constexpr,
     SPLIT: tl.constexpr, LATENT: tl.constexpr, SMALL: tl.constexpr,
-    OLD: tl.constexpr,  # what rows see was written before the last kernel: it is read before that ends
+    OLD: tl.constexpr,  # what rows see was written before the last product: it is read before the last kernel ends
     FETCHED: tl.constexpr,  # positions whose keys and values are asked for meanwhile
     PDL: tl.constexpr,
 ):  # fmt: skip
