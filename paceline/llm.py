@@ -359,8 +359,8 @@ class LLM(Shared):
     def _run(self, asked: list[Asked], progress: bool = False) -> list[RequestOutput]:
         left = [sample for one in asked for sample in one.samples]
         collects, turns = gc.isenabled(), itertools.count(1)
-        gc.disable()  # to look for garbage among all that is loaded takes many rounds' time: only what is young is
         try:
+            gc.disable()  # to look for garbage among all that is loaded takes many rounds' time: only what is young is
             for one in asked:
                 self._queue(one.samples)
             with _bar(len(left)) if progress else nullcontext(lambda count: None) as advance:
