@@ -415,3 +415,24 @@ def test_only_young_garbage_is_collected_while_answers_are_made_and_afterwards_a
         assert gc.isenabled() == collects, "what the caller wants of it stays so"
     finally:
         (gc.enable if before else gc.disable)()
+
+
+@pytest.mark.parametrize("where", ["gc.disable", "LLM._take_turn", "LLM._drop"])
+def test_wherever_ctrl_c_strikes_garbage_is_collected_afterwards_as_before(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, before, disable = tiny_llm(None), gc.isenabled(), gc.disable
+
+    def strike(*given: object) -> None:
+        if where == "gc.disable":
+            disable()  # a signal is looked for behind a call, when that is done
+        raise KeyboardInterrupt
+
+    gc.enable()
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(f"paceline.llm.{where}", strike)
+            llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2))
+        assert gc.isenabled()
+    finally:
+        (gc.enable if before else gc.disable)()

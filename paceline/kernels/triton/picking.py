@@ -145,7 +145,8 @@ def _sample_kernel(
 def decided(keys, inside):
     """[..., parts] where keys lie → the ids that the greatest name; -1 where nothing is above -inf, or with a NaN."""
     key = tl.max(tl.load(keys, inside, -_NAN), len(keys.shape) - 1)
-    there = ((key >> 32) > _NOTHING) & (key != _NAN)
+    # No id is 2^31 - 1, which 0 would name: so much is there where whoever leaves keys was left out (`compiling`).
+    there = ((key >> 32) > _NOTHING) & (key != _NAN) & (key != 0)
     return tl.where(there, _LAST - (key & _LAST), -1)
 
 

@@ -112,3 +112,11 @@ def test_perturbed_logits_are_those_of_tensor_operations(device: torch.device) -
     expected = torch.where(greedy[:, None] != 0, logits, logits / WARMTH[PLACES, None] + values)
     found = perturb(logits.to(device), PLACES.to(device), POSITIONS.to(device), keyed(device, noise.SAMPLE, None))
     assert found.cpu().equal(expected)
+
+
+def test_keys_that_nobody_left_name_nothing(device: torch.device) -> None:
+    """Before a start rounds are gone through without kernels that are missing, and what is there reads zeros."""
+    from paceline.kernels.triton import picking
+
+    keys = torch.zeros(2, 3, dtype=torch.int64, device=device)
+    assert picking.decide(keys).tolist() == [-1, -1]
