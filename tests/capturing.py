@@ -1,7 +1,8 @@
 """What a CUDA graph would refuse, or would replay with old data, found without one.
 
 On the `meta` device a read by the host raises by itself. What the host sends does not: a list that becomes a tensor
-there, a tensor of the host among the device's, a mask that is looked through to find places. Here those raise as well.
+there, a tensor of the host among the device's, a mask that is looked through to find places, a number that is assigned
+to one place (to several it is filled in). Here those raise as well.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ class NothingIsMade(TorchFunctionMode):
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             if any(isinstance(part, list) for part in index):
                 raise Refused("a list of places is sent")
+            one = len(index) == args[0].dim() and all(isinstance(part, int) for part in index)
+            if name == "__setitem__" and one and not isinstance(args[2], Tensor):
+                raise Refused("a number is sent to its place")
         return func(*args, **(kwargs or {}))
 
 

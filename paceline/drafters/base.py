@@ -328,7 +328,10 @@ class Drafter(Protocol):
         """After the target's forward, prompt chunks included."""
         ...
 
-    def forget(self, slots: list[int]) -> None: ...
+    def forget(self, slots: list[int]) -> None:
+        """They are nobody's now. By `fill_`: a number that is assigned to a place is sent, and waits for every round
+        in flight."""
+        ...
 
     def reset(self) -> None:
         """Forget all sequences, the ones that are under way included."""

@@ -94,7 +94,7 @@ class CachedDrafter(QuietDrafter):
         first = alone * pool.block_size if again else min(own * pool.block_size, start)
         read = first if again else start
         seen = min(first + self.begins, max(0, self._reach - 2))  # whoever is beyond reads the last two, for nobody
-        self.read[slot].fill_(read)  # not by assignment, which waits for every round in flight
+        self.read[slot].fill_(read)  # as in `forget`
         self.first[slot].fill_(seen)
         standing.first, standing.marked = first, first // pool.block_size
         standing.behind += start - read
@@ -348,7 +348,7 @@ class StateReader(CachedDrafter):
         for slot in slots:
             if slot in self._standing:
                 self._mark(self._table, slot, self._table.length(slot))
-                self._ready[slot].fill_(False)  # not by assignment: see `_begin`
+                self._ready[slot].fill_(False)
         self._shown.difference_update(slots)
         super().forget(slots)
 

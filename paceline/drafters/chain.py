@@ -86,7 +86,7 @@ class ChainReader(TokenReader):
     def forget(self, slots: list[int]) -> None:
         super().forget(slots)
         for slot in slots:
-            self._num_fed[slot].fill_(0)  # not by assignment, which waits for every round in flight
+            self._num_fed[slot].fill_(0)
 
     def reset(self) -> None:
         super().reset()

@@ -198,7 +198,7 @@ class LookaheadDrafter(QuietDrafter):
     def forget(self, slots: list[int]) -> None:
         for slot in slots:
             for table in (self._rounds, self._place, self._pool, self._marks):
-                table[slot].fill_(NOBODY)  # not by assignment, which waits for every round in flight
+                table[slot].fill_(NOBODY)
             self._age[slot].fill_(0)
 
     def reset(self) -> None:

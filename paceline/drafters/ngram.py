@@ -242,7 +242,7 @@ class Pace:
 
     def forget(self, slots: list[int]) -> None:
         if self._state is not None:
-            for slot in slots:  # no list of them is sent: that waits for every round in flight
+            for slot in slots:
                 self._state[:, slot].fill_(0)
                 self._state[0, slot].fill_(self._max)
 

@@ -43,7 +43,7 @@ class StateKeeper(QuietDrafter):
 
     def forget(self, slots: list[int]) -> None:
         for slot in slots:
-            self._ready[slot].fill_(False)  # not by assignment, which waits for every round in flight
+            self._ready[slot].fill_(False)
 
     def reset(self) -> None:
         self._ready.zero_()

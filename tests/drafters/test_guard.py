@@ -19,7 +19,7 @@ from paceline.drafters.base import Context, Drafter, Observation, QuietDrafter
 from paceline.drafters.tree import Proposal
 from paceline.sampling.rules import RULES
 from paceline.testing import ROUNDS, check_reads_nothing, closed_lists, launch, on_nothing, set_apart
-from tests.capturing import Pretended, Refused
+from tests.capturing import NothingIsMade, NothingIsSent, Pretended, Refused
 from tests.drafters.contract import DRAFTERS
 from tests.fakes import Known
 
@@ -73,6 +73,16 @@ def test_a_captured_round_neither_reads_nor_is_sent_anything(name: str, setting:
     assert (llm.engine._in_flight[-1].proposal.num_nodes > 0) == (name != "none")
 
 
+@pytest.mark.parametrize("name", REAL)
+def test_a_sequence_is_forgotten_without_waiting_for_rounds_in_flight(name: str) -> None:
+    """What is sent from memory that is not pinned waits for them."""
+    llm, _ = capturing(DRAFTERS[name]({}))
+    launch(llm, "greedy")
+    assert llm.engine.drafter is not None
+    with torch.inference_mode(), NothingIsMade(), NothingIsSent():
+        llm.engine.drafter.forget([0, 1])
+
+
 class Sending(QuietDrafter):
     """Sends something, and says it does not."""
 
@@ -95,6 +105,7 @@ SENDINGS: dict[str, Callable[[Tensor], object]] = {
     "a list": lambda lengths: torch.tensor([1, 2], device=lengths.device),
     "a list beside": lambda lengths: lengths.new_tensor([1, 2]),
     "a tensor of the host": lambda lengths: torch.zeros(2).to(lengths.device),
+    "a number": lambda lengths: lengths.__setitem__(0, 1),
     "places": lambda lengths: lengths[[0]],
     "places of the host": lambda lengths: lengths[torch.arange(1)],
     "values at a mask": lambda lengths: lengths.index_put_((lengths > 0,), lengths + 1),
