@@ -220,6 +220,40 @@ def test_stop_aborts_the_answer_in_the_engine(page: Browser, address: str, how: 
     assert len(text_of(page, ".words")) == 2, "the conversation goes on"
 
 
+def test_an_answer_is_laid_out_once_a_frame_however_fast_it_comes(page: Browser) -> None:
+    page.evaluate(
+        r"""(() => { const real = fetch; window.fetch = (route, given) => {
+          if (!route.startsWith('v1/')) return real(route, given);
+          const told = (at) => ({choices: [{delta: {content: 'word '}, finish_reason: at < 4999 ? null : 'length',
+            provenance: [{token_id: at, text: 'word ', kind: 'plain', drafter: null, round: at, position: 0}]}]});
+          const lines = Array.from({length: 5000}, (_, at) => `data: ${JSON.stringify(told(at))}\n\n`);
+          return Promise.resolve(new Response(lines.join('') + 'data: [DONE]\n\n')); };
+          window.frames_shown = window.feet = 0;
+          const frame = () => { window.frames_shown += 1; requestAnimationFrame(frame); }; requestAnimationFrame(frame);
+          new MutationObserver((all) => { window.feet += all.filter((one) => one.target.className === 'foot').length; })
+            .observe(document.body, {childList: true, subtree: true}); })()"""
+    )
+    send(page, "the rider")
+    assert len(page.evaluate(TOKENS)) == 5000
+    assert re.match(r"5000 tokens .*cut at max tokens$", text_of(page, ".foot")[0])
+    feet, frames = page.evaluate("[window.feet, window.frames_shown]")
+    assert 0 < feet <= frames + 1, "the last is told when the answer has ended"
+    ends = "Math.abs(log.scrollHeight - log.scrollTop - log.clientHeight)"
+    page.wait(f"(() => {{ const log = document.querySelector('#log'); return {ends} < 40; }})()")
+
+
+def test_a_reader_who_scrolls_away_is_left_there(page: Browser) -> None:
+    send(page, "the next rider", wait=False, max_tokens=LENGTH - 100)
+    page.wait("document.querySelector('#log').scrollTop > 400")
+    page.evaluate("document.querySelector('#log').scrollTop = 100")
+    shown = "document.querySelectorAll('.words .token').length"
+    page.wait(f"{shown} > {page.evaluate(shown) + 300}")
+    assert page.evaluate("document.querySelector('#log').scrollTop") == 100
+    page.press("Escape")
+    page.wait(IDLE)
+    assert page.evaluate("document.querySelector('#log').scrollTop") == 100
+
+
 def test_a_conversation_is_sent_whole_and_can_be_begun_again(page: Browser, address: str) -> None:
     send(page, "the rider", max_tokens=8, system="be brief")
     send(page, "and the wind", max_tokens=8)

@@ -40,6 +40,7 @@ export class Answer {
     this.usage = null;
     this.begun = this.first = this.last = null; // milliseconds: asked, first and newest part with tokens
     this.behind = 0; // tokens behind those of the first part
+    this.ended = ""; // why, where that is worth a word
     this.speed = null; // {rate, multiple of the plain estimate}, once it has ended
     this.words.addEventListener("keydown", (event) => this.#walk(event));
   }
@@ -47,6 +48,7 @@ export class Answer {
   take(part, now) {
     this.text += part.text;
     this.usage = part.usage ?? this.usage;
+    if (part.finish === "length") this.ended = "cut at max tokens";
     if (!part.tokens.length) return;
     if (this.first === null) this.first = now;
     else this.behind += part.tokens.length;
@@ -89,7 +91,7 @@ export class Answer {
     return this.rounds.length ? this.tokens.length / this.rounds.length : null;
   }
 
-  tell(ended = "") {
+  tell() {
     const told = [count(this.tokens.length, "token")];
     if (this.rate !== null) told.push(`${figure(this.rate)} tokens/s`);
     if (this.perForward !== null) told.push(`${this.perForward.toFixed(2)} per forward`);
@@ -97,7 +99,7 @@ export class Answer {
     if (speculation?.drafted_tokens) {
       told.push(`${speculation.accepted_tokens} of ${count(speculation.drafted_tokens, "draft")} accepted`);
     }
-    if (ended) told.push(ended);
+    if (this.ended) told.push(this.ended);
     this.foot.textContent = told.join(" · ");
   }
 }

@@ -89,18 +89,16 @@ async function run(answer, body, key, signal) {
   const before = stats;
   newest = answer;
   const route = body.prompt === undefined ? "v1/chat/completions" : "v1/completions";
-  let ended = "";
   try {
     for await (const part of ask(route, body, key, signal)) {
       answer.take(part, performance.now());
-      if (part.finish === "length") ended = "cut at max tokens";
-      answer.tell(ended);
-      follow();
-      drawSoon();
+      showSoon(answer);
     }
+    answer.tell();
   } catch (error) {
     if (!signal.aborted) throw error;
-    answer.tell("stopped");
+    answer.ended = "stopped";
+    answer.tell();
     throw error;
   } finally {
     await poll();
@@ -176,18 +174,24 @@ function keep(answer) {
 }
 
 // Keep the newest words in sight, unless the reader has scrolled away from them.
+let left = 0; // where that left off: text alone scrolls nothing
 function follow(always = false) {
   const scrolled = log.scrollHeight > log.clientHeight ? log : document.scrollingElement;
   const below = scrolled.scrollHeight - scrolled.scrollTop - scrolled.clientHeight;
-  if (always || below < NEAR_PIXELS) log.lastElementChild?.scrollIntoView({ block: "end" });
+  if (!always && below >= NEAR_PIXELS && scrolled.scrollTop < left) return;
+  log.lastElementChild?.scrollIntoView({ block: "end" });
+  left = scrolled.scrollTop;
 }
 
-let drawing = false;
-function drawSoon() {
-  if (drawing) return;
-  drawing = true;
+// Once a frame, however fast tokens come: laying out a long answer for each of them would leave no time for a click.
+let showing = false;
+function showSoon(answer) {
+  if (showing) return;
+  showing = true;
   requestAnimationFrame(() => {
-    drawing = false;
+    showing = false;
+    answer.tell();
+    follow();
     drawFigures();
   });
 }
