@@ -21,6 +21,7 @@ RECENT = 16  # rounds whose seconds count
 KNOWN = 2  # rounds that tell what others like them take
 FAR = 3.0  # times what most rounds take, or more: something else went on
 TRIAL, SETTLED = 4, 8  # rounds until the next decision, where the choice is new and where it is not
+APART = 7 / 8  # of the most nodes; what is nearer is not another choice
 CLEARLY = 1.03  # so much better must another be
 HOPE = 0.8  # what brings less of the best's is not looked at again, if there are others; 0 always is
 REST, LONGEST_REST = 64, 256  # rounds between two looks at others; twice as many each time
@@ -55,7 +56,7 @@ class MeasuredBudget:
 
     def __init__(self, max_nodes: int, ahead: int = -1, trees: bool = False) -> None:
         self.ahead = ahead
-        self.arms = [*(nodes for nodes in NODES if nodes < max_nodes), max_nodes]
+        self.arms = [*(nodes for nodes in NODES if nodes < APART * max_nodes), max_nodes]
         self._luck = Luck(max_nodes, trees)
         self._loads: dict[int, Load] = {}
         self._seen: int | None = None  # rounds of the history; what came before the first choice was another's

@@ -138,8 +138,8 @@ def test_each_number_of_sequences_has_its_own() -> None:
 
 def test_what_nobody_has_measured_lies_between_its_neighbours_and_one_more_is_tried_if_it_could_win() -> None:
     budget, history = MeasuredBudget(16), EngineStats()
-    assert budget.arms == [0, 1, 2, 3, 5, 8, 16]
-    budget.tell({(4, 0): 1.0, (16, 0): 4.0, (4, 1): 1.1, (4, 3): 1.5, (16, 3): 9.0, (64, 7): 1.0})
+    assert budget.arms == [0, 1, 2, 3, 5, 7, 16] and MeasuredBudget(25).arms[-3:] == [7, 15, 25]
+    budget.tell({(4, 0): 1.0, (16, 0): 4.0, (4, 1): 1.1, (4, 3): 1.5, (16, 3): 9.0, (64, 6): 1.0})
     assert budget._seconds(budget._load(4)) == pytest.approx({0: 1.0, 1: 1.1, 2: 1.3, 3: 1.5, 5: 1.5})
     assert budget._seconds(budget._load(7)) == pytest.approx(
         {0: 2.0, 1: 3.0, 2: 3.5, 3: 4.0, 5: 4.0} | {1: 2 + 2 / 3, 2: 2 + 4 / 3}
