@@ -30,6 +30,7 @@ PAIRS = 64  # (row, head) of a program at most
 # most so many, as far as there is room: with two, every block is waited for in full.
 NARROW = {"num_warps": 4, "num_stages": 3}
 WIDE = {"num_warps": 8, "num_stages": 4}
+OWN_ROOM = 1 << 15  # bytes of the keys, or values, that rows of a tree look at on their own at once
 BRIEF = 2  # stages of programs with no more blocks than that
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
@@ -173,11 +174,19 @@ def _launch(
         v_stride=values.stride(0), v_head=values.stride(1),
         subs=subs, splits=splits, chunks=chunks, tile_rows=tiles.rows if room < q.shape[0] else 0,
         BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block, M=m, FEW=few,
+        OWNERS=_owners(m, shape, q.element_size()) if seen["TREE"] else 0,
         AHEAD=max(2, min(32, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
         FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
         SPLIT=splits > 1, SMALL=all(len(part) * part.stride(0) < SMALL for part in layer), PDL=PDL,
         **seen, **shape, **options,
     )  # fmt: skip
+
+
+def _owners(m: int, shape: dict[str, Any], size: int) -> int:
+    """Rows of a tree that look on their own side by side: all that a program has, if there is room for their keys."""
+    rows: int = m // shape["GROUP"] + (2 if m % shape["GROUP"] else 0)
+    most: int = OWN_ROOM // (max(shape["MAIN_PAD"], shape["WIDE_PAD"]) * size * looking.OWN_STEP.value)
+    return 1 << max(0, min((rows - 1).bit_length(), most.bit_length() - 1))
 
 
 @cache

@@ -20,6 +20,9 @@ from paceline.kernels.triton.device import begin, prefetch
 
 COLUMNS = tl.constexpr(8)  # of ones, all of which hold the same sum: the narrowest product, and waits for no wider one
 NOWHERE = tl.constexpr(1 << 30)  # behind every position
+OWN_STEP = tl.constexpr(
+    32
+)  # positions at which rows of a tree look on their own at once: a multiple of a product's step
 
 
 @triton.jit
@@ -172,18 +175,24 @@ def bounds(
 
 @triton.jit
 def own_rows(
-    ends, firsts, bases, path, table, t, p_at, depth, path_stride,
+    ends, firsts, bases, path, table, t, p_at, ok, depth, path_stride,
     PAGE: tl.constexpr, SMALL: tl.constexpr, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Where row t finds positions p_at [BLOCK], and which of them it sees: its ancestors have places of their own."""
-    lowest, last = bounds(ends, firsts, t, True, END, FIRST, WINDOW)
-    base = tl.load(bases + t).to(tl.int32)
+    """Where rows t find positions p_at, and which of them they see: a row's ancestors have places of their own."""
+    lowest, last = bounds(ends, firsts, t, ok, END, FIRST, WINDOW)
+    base = tl.load(bases + t, mask=ok, other=NOWHERE).to(tl.int32)
     d = p_at - base
-    there = (p_at >= lowest) & (p_at <= last)
+    there = ok & (p_at >= lowest) & (p_at <= last)
     node = tl.load(path + t * path_stride + d, mask=there & (d >= 0) & (d < depth), other=-1).to(tl.int32)
     there = there & ((d < 0) | (node >= 0))
     line = tl.where(d < 0, p_at, base + node).to(tl.uint32)
     return row_of(tl.load(table + line // PAGE, mask=there), line, PAGE, SMALL), there
+
+
+@triton.jit
+def spread(values, columns, there):
+    """Of values [M, N] those in columns [M, C] of their rows; 0 where nothing is wanted."""
+    return tl.where(there, tl.gather(values, tl.where(there, columns, 0), axis=1), 0.0)
 
 
 @triton.jit(do_not_specialize=["subs", "splits", "chunks", "tile_rows", "depth", "path_stride", "table_stride"])
@@ -195,7 +204,7 @@ def look(
     HEADS: tl.constexpr, GROUP: tl.constexpr, MAIN_AT: tl.constexpr, MAIN: tl.constexpr, TAIL_AT: tl.constexpr,
     TAIL: tl.constexpr, WIDE: tl.constexpr, MAIN_PAD: tl.constexpr, TAIL_PAD: tl.constexpr, WIDE_PAD: tl.constexpr,
     PAGE: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr, EDGE: tl.constexpr, FAR: tl.constexpr,
-    M: tl.constexpr, FEW: tl.constexpr, AHEAD: tl.constexpr,
+    M: tl.constexpr, FEW: tl.constexpr, AHEAD: tl.constexpr, OWNERS: tl.constexpr,
     END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREE: tl.constexpr,
     SPLIT: tl.constexpr, LATENT: tl.constexpr, SMALL: tl.constexpr,
     OLD: tl.constexpr,  # what rows see was written before the last product: it is read before the last kernel ends
@@ -232,7 +241,8 @@ def look(
     shared = end  # of the blocks whose keys lie at the same places for all rows
     if TREE:
         base = tl.load(bases + t, mask=ok, other=NOWHERE, cache_modifier=CACHE).to(tl.int32)
-        shared = tl.minimum(end, tl.min(tl.where(last >= base, base, NOWHERE)) // BLOCK)
+        own_first = tl.min(tl.where(last >= base, base, NOWHERE))
+        shared = tl.minimum(end, own_first // BLOCK)
     lowest_chunk, end_chunk = chunks_below(lo // BLOCK + 1, PER, EDGE, FAR) - 1, chunks_below(end, PER, EDGE, FAR)
     chunk0 = lowest_chunk + (split + splits - lowest_chunk % splits) % splits
     busy = tl.minimum(splits, tl.maximum(end_chunk - lowest_chunk, 1))  # programs with a chunk; one where none is seen
@@ -299,8 +309,11 @@ def look(
         sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
         acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
     if TREE:
-        # Every row has keys of its own: the product of all rows with them, of which only that row's is kept.
+        # From where a row may have keys of its own on, STEP positions of OWNERS rows side by side: the product of all
+        # rows with all of those, of which a row keeps its own.
+        STEP: tl.constexpr = OWN_STEP
         row_begin, row_end = sub * M // GROUP, tl.minimum((sub * M + M - 1) // GROUP + 1, count)
+        column = tl.arange(0, OWNERS * STEP)
         for item in range(tl.maximum(skipped, num_shared), num_items):
             block, chunk, inside = nth(item, chunk0, far0, splits, PER, EDGE, FAR)
             p_at = block * BLOCK + n
@@ -309,31 +322,51 @@ def look(
                     partial, stats, left_at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
                     WIDE, SPLIT, WINDOW,
                 )  # fmt: skip
-            s = tl.full((M, BLOCK), float("-inf"), tl.float32)
-            for r in range(row_begin, row_end):
-                rows, there = own_rows(
-                    ends, firsts, bases, path, table, first + r, p_at, depth, path_stride,
-                    PAGE, SMALL, END, FIRST, WINDOW,
-                )  # fmt: skip
-                k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
-                own = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD)
-                own = bend(own, inner, CAPPED)
-                s = tl.where((row == r)[:, None], tl.where(there[None, :], own, float("-inf")), s)
+            own_begin = tl.maximum(own_first // STEP * STEP, block * BLOCK)
+            own_end = tl.minimum(hi + 1, block * BLOCK + BLOCK)
+            line = within(p_at, lo, hi)
+            rows = row_of(tl.load(table + line // PAGE), line, PAGE, SMALL)
+            k = fetch(k_at + MAIN_AT, rows, k_stride, None, MAIN, MAIN_PAD)
+            if LATENT:
+                v = k
+            else:
+                v = fetch(v_at, rows, v_stride, None, WIDE, WIDE_PAD)
+            s = bend(score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, None, TAIL, TAIL_PAD), inner, CAPPED)
+            common = p_at < own_begin
+            s = tl.where(common & (p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
+            for here in tl.range(own_begin, own_end, STEP, num_stages=1):
+                for r in tl.range(row_begin, row_end, OWNERS, num_stages=1):
+                    of_row = r + column // STEP
+                    own_at, there = own_rows(
+                        ends, firsts, bases, path, table, first + of_row, here + column % STEP, of_row < row_end, depth,
+                        path_stride, PAGE, SMALL, END, FIRST, WINDOW,
+                    )  # fmt: skip
+                    own_k = fetch(k_at + MAIN_AT, own_at, k_stride, there, MAIN, MAIN_PAD)
+                    own = bend(
+                        score(q, q_tail, own_k, k_at + TAIL_AT, own_at, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED
+                    )
+                    own = tl.where(there[None, :], own, float("-inf"))
+                    mine = ((row >= r) & (row < r + OWNERS))[:, None] & ((p_at >= here) & (p_at < here + STEP))[None, :]
+                    s = tl.where(mine, spread(own, (row - r)[:, None] * STEP + (p_at - here)[None, :], mine), s)
             p, m, alpha = soften(s, m, factor)
             p = p.to(q.dtype)
             sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
-            acc = acc * alpha[:, None]
-            for r in range(row_begin, row_end):
-                rows, there = own_rows(
-                    ends, firsts, bases, path, table, first + r, p_at, depth, path_stride,
-                    PAGE, SMALL, END, FIRST, WINDOW,
-                )  # fmt: skip
-                if LATENT:
-                    v = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
-                else:
-                    v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
-                own = tl.dot(p, v.to(q.dtype), acc, input_precision="ieee")
-                acc = tl.where((row == r)[:, None], own, acc)
+            acc = tl.dot(tl.where(common, p, 0.0), v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
+            for here in tl.range(own_begin, own_end, STEP, num_stages=1):
+                for r in tl.range(row_begin, row_end, OWNERS, num_stages=1):
+                    of_row = r + column // STEP
+                    own_at, there = own_rows(
+                        ends, firsts, bases, path, table, first + of_row, here + column % STEP, of_row < row_end, depth,
+                        path_stride, PAGE, SMALL, END, FIRST, WINDOW,
+                    )  # fmt: skip
+                    if LATENT:
+                        own_v = fetch(k_at + MAIN_AT, own_at, k_stride, there, MAIN, MAIN_PAD)
+                    else:
+                        own_v = fetch(v_at, own_at, v_stride, there, WIDE, WIDE_PAD)
+                    place = (here - block * BLOCK + column % STEP)[None, :] + (row * 0)[:, None]
+                    mine = (row[:, None] == of_row[None, :]) & (place < BLOCK)
+                    own_p = spread(p.to(tl.float32), place, mine).to(q.dtype)
+                    acc = tl.dot(own_p, own_v.to(q.dtype), acc, input_precision="ieee")
     if SPLIT:
         if skipped < num_items:
             block, chunk, inside = nth(num_items - 1, chunk0, far0, splits, PER, EDGE, FAR)
