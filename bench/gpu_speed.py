@@ -33,7 +33,11 @@ def head(bench: Bench) -> dict[str, Any]:
         raise SystemExit("this part needs --head FOLDER")
     rows = []
     for batch in bench.batches(*HEAD_REACH):
-        sides = _sides(bench, bench.options.small, batch, {"EAGLE head": Eagle(bench.options.head, 5)})
+        drafters = {
+            "EAGLE head": Eagle(bench.options.head, 5),
+            "EAGLE head, fixed trees": Eagle(bench.options.head, 25, tree="static"),
+        }
+        sides = _sides(bench, bench.options.small, batch, drafters)
         texts = [] if sides["plain"].tokenizer is None else bench.texts("mt_bench.jsonl")
         for temperature in (0.0, 0.8):
             found = _race(bench, sides, texts, batch, bench.options.answer, temperature)

@@ -9,6 +9,7 @@ import contextlib
 import math
 import mmap
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -45,11 +46,15 @@ class KVCache:
     def _add(self, specs: Sequence[LayerSpec], pool: PagePool) -> list[LayerCache]:
         """Zeros, because masked rows are multiplied by 0, and 0 · NaN is NaN."""
         rows = -(-pool.num_rows // TOGETHER) * TOGETHER
-        # A head's rows lie side by side, since attention reads one head at all positions.
-        return [
-            tuple(self._zeros((part.heads, rows, part.width), part.dtype).transpose(0, 1) for part in spec.parts)
-            for spec in specs
-        ]
+        layers: list[LayerCache] = []
+        for spec, alike in groupby(specs):
+            count = len(list(alike))
+            # A head's rows lie side by side, since attention reads one head at all positions; layers that are alike as
+            # far apart as any other two, so that one kernel finds them all.
+            shapes = [(count, part.heads, rows, part.width) for part in spec.parts]
+            made = (self._zeros(shape, part.dtype) for shape, part in zip(shapes, spec.parts))
+            layers += zip(*(part.transpose(1, 2).unbind() for part in made))
+        return layers
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self.device.type != "cpu":

@@ -269,7 +269,8 @@ class Context(Protocol):
         ...
 
     def draw_chain(self, run: Callable[[Picks | None], Drafts]) -> Tensor | None:
-        """Have a chain of max_nodes drawn by kernels that can: run(how tokens are picked) -> drafts.
+        """Have a chain of max_nodes, or a tree of one shape, drawn by kernels that can: run(how tokens are picked) ->
+        drafts.
 
         [B] how many each has, for `drawn`; `run` keeps them within the budgets. None: nothing was drawn and `run` not
         called, because something besides temperature and noise has a part in the picking, the rule asks for

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.cache.kv import KVCache
 from paceline.cache.slots import Slots
-from paceline.drafters import eagle_form, speculators
+from paceline.drafters import eagle_form, eagle_static, speculators
 from paceline.drafters.base import Context, Needs, Taps, Target
 from paceline.drafters.cached import StateReader
 from paceline.drafters.checkpoint import Checkpoint, check_load_format, check_packing, is_dummy
@@ -26,15 +26,12 @@ from paceline.drafters.eagle_form import Overrides
 from paceline.drafters.eagle_network import OWN, Network, Reading
 from paceline.drafters.tree import PADDING, ROOT, Proposal
 from paceline.errors import OptionError
-from paceline.kernels.chain import Chain, Drafts, Link, Picks
+from paceline.kernels.chain import Branches, Chain, Drafts, Link, Picks
 from paceline.models.batch import Batch
 from paceline.params import check_count, check_flag, check_number
 
 DEFAULT_LENGTH = 5
 SHAPES = ("chain", "static", "dynamic")
-
-# EAGLE-1's tree: on each level, from the root down, how many children its first nodes have; those behind have none.
-STATIC = ((4,), (3, 2, 2, 1), (3, 2, 2, 1), (3,), (2,))
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,8 @@ class Eagle:
     """An EAGLE, EAGLE-2, EAGLE-3 or P-EAGLE head; which one its files show.
 
     num_draft_tokens: the most tokens to propose, of all branches together; None: what its files say, else 5.
-    tree: chain, static (EAGLE-1's tree of 25) or dynamic (EAGLE-2's, which grows where drafts are likely).
+    tree: chain, static (EAGLE-1's tree of 25, of fewer tokens its likelier part) or dynamic (EAGLE-2's, which grows
+        where drafts are likely).
     top_k: children of a node, and nodes that grow on a level, of a dynamic tree; refused without one.
     depth: levels of a dynamic tree below its first; refused without one.
     layer_ids: the target's states an EAGLE-3 head reads, each by the layers before it, as (2, 15, 27) or "2/15/27".
@@ -109,7 +107,7 @@ class EagleDrafter(StateReader):
         kinds = speculators.TREES if config.tree == "dynamic" else () if self.trees else speculators.CHAINS
         said = speculators.draft_length(checkpoint.config, kinds, checkpoint.label)
         most = config.num_draft_tokens or said or DEFAULT_LENGTH
-        self.max_nodes = min(most, sum(map(sum, STATIC))) if config.tree == "static" else most
+        self.max_nodes = min(most, len(eagle_static.TREE.nodes)) if config.tree == "static" else most
         given = Overrides(eagle_form.read_ids(config.layer_ids), config.norm_before_residual)
         with checkpoint.reading():
             form = eagle_form.read(checkpoint, target, given)
@@ -129,9 +127,8 @@ class EagleDrafter(StateReader):
         self._finals = torch.zeros_like(self._states)
         steps, head = self.network.steps, self.network.head
         self._links = tuple([Link(steps if step else None, head) for step in range(self.max_nodes)])
-        # On each level of a static tree, whose child a node is; sent now, for nothing is sent in a captured round.
-        above = ([parent for parent, count in enumerate(counts) for _ in range(count)] for counts in STATIC)
-        self._above = [torch.tensor(parents).to(target.device) for parents in above]
+        # Of a static tree of each size; sent now, for nothing is sent in a captured round.
+        self._shapes = eagle_static.shapes(self.max_nodes if self.config.tree == "static" else 0, target.device)
 
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         out = self.network.run(self.network.pairs, batch, states, self._caches, every=False)
@@ -142,7 +139,7 @@ class EagleDrafter(StateReader):
         most, (finals, states) = self.recall(context, (self._finals, self._states))
         at_once = self._draw_at_once(context, finals, states, most)
         if at_once is not None:
-            return context.drawn(self.name, most=at_once)
+            return at_once
         logits = self.network.logits(finals)
         root = Frontier(torch.full_like(context.slots, ROOT)[:, None], logits[:, None], states[:, None], None)
         if self.network.form.mask is not None:
@@ -158,11 +155,13 @@ class EagleDrafter(StateReader):
             most = self._likely(context, most)
         return context.drawn(self.name, chain=not self.trees, most=most)
 
-    def _draw_at_once(self, context: Context, finals: Tensor, states: Tensor, most: Tensor) -> Tensor | None:
-        """A chain by kernels that draw it in one call: [B] how many each has."""
-        network, least = self.network, self.config.min_probability
-        if self.trees or network.mask is not None or not network.ops.chains:
+    def _draw_at_once(self, context: Context, finals: Tensor, states: Tensor, most: Tensor) -> Proposal | None:
+        """A chain, or a tree of one shape, by kernels that draw it in one call."""
+        if self.network.mask is not None or self.config.tree == "dynamic":
             return None
+        if self.config.tree == "static":
+            return self._fill_at_once(context, finals, states, most)
+        network, least = self.network, self.config.min_probability
 
         def run(picking: Picks | None) -> Drafts:
             links = self._links[: context.max_nodes]  # all of a tuple is the tuple itself
@@ -170,7 +169,20 @@ class EagleDrafter(StateReader):
             chain = Chain(links, self.feeding(context, most), None, finals, given, own, network.ids, picking, least)
             return network.ops.chain(chain, self._caches)
 
-        return context.draw_chain(run)
+        counts = context.draw_chain(run) if network.ops.chains else None
+        return None if counts is None else context.drawn(self.name, most=counts)
+
+    def _fill_at_once(self, context: Context, finals: Tensor, states: Tensor, most: Tensor) -> Proposal | None:
+        network, shape = self.network, self._shapes[min(context.max_nodes, self.max_nodes)]
+
+        def run(picking: Picks | None) -> Drafts:
+            levels, own = [growth.level for growth in shape.levels], ("states", OWN)
+            places = self.feeding(context, most), finals, states, own, context.table.max_length
+            branches = Branches(network.steps, network.head, levels, len(shape.parents), *places, network.ids, picking)
+            return network.ops.tree(branches, self._caches)
+
+        counts = context.draw_chain(run) if network.ops.trees else None
+        return None if counts is None else context.drawn(self.name, most=counts).hung(shape.parents, shape.depth)
 
     def _follow(self, context: Context, at: Frontier, most: Tensor) -> None:
         """A chain: one child at a time, each fed in its turn."""
@@ -201,24 +213,21 @@ class EagleDrafter(StateReader):
 
     def _fill(self, context: Context, at: Frontier, most: Tensor) -> None:
         """EAGLE-1's tree: the same places every time."""
-        fed = total = 0
-        for level, counts in enumerate(STATIC):
+        fed = 0
+        for growth in self._shapes[min(context.max_nodes, self.max_nodes)].levels:
             tokens, nodes = [], []
-            for count, group in groupby(range(len(counts)), key=counts.__getitem__):
+            for count, group in groupby(range(len(growth.counts)), key=growth.counts.__getitem__):
                 parents = list(group)
                 some = slice(parents[0], parents[-1] + 1)
                 drawn = context.draw(at.logits[:, some], at.nodes[:, some], count, ids=self.network.ids)
                 tokens.append(drawn.tokens.flatten(1))
                 nodes.append(drawn.nodes.flatten(1))
-            total += sum(counts)
-            if level + 1 == len(STATIC) or total >= context.max_nodes:
+            if not len(growth.fed):
                 break
-            width = len(STATIC[level + 1])
-            chosen = torch.arange(width, device=most.device).expand(len(most), width)
-            parent = self._above[level].expand(len(most), -1)
-            level_of = Level(torch.cat(tokens, dim=1), torch.cat(nodes, dim=1), parent)
-            at = self._descend(context, at, level_of.only(chosen), fed, most)
-            fed += width
+            above, chosen = (part.expand(len(most), -1) for part in (growth.above, growth.fed))
+            level = Level(torch.cat(tokens, dim=1), torch.cat(nodes, dim=1), above)
+            at = self._descend(context, at, level.only(chosen), fed, most)
+            fed += len(growth.fed)
 
     def _grow(self, context: Context, at: Frontier, most: Tensor) -> None:
         """EAGLE-2's tree: on each level the nodes grow whose whole path is likeliest; the best of all are kept later.

@@ -78,7 +78,7 @@ def find_tree(given: Any) -> StaticTree:
     if isinstance(given, str):
         if given not in PUBLISHED:
             raise OptionError(f"tree={given!r} is not known; allowed: {', '.join(PUBLISHED)}, or a list of rank tuples")
-        return _in_order(_published(PUBLISHED[given]))
+        return tree_of(PUBLISHED[given])
     if not isinstance(given, Sequence) or not given or not all(map(_is_node, given)):
         raise OptionError(f"tree={given!r} is not a tree; allowed: rank tuples such as [(0,), (1,), (0, 0)], or a name")
     nodes = [tuple(node) for node in given]
@@ -94,17 +94,18 @@ def _in_order(nodes: list[Ranks]) -> StaticTree:
     return StaticTree(tuple(sorted(nodes, key=lambda node: (sum(node) + len(node), node))))
 
 
-def _published(counts: str) -> list[Ranks]:
+def tree_of(counts: str) -> StaticTree:
+    """How many children nodes have, by their ranks, as in `PUBLISHED`."""
     nodes: list[Ranks] = []
     for part in counts.split():
         above, _, count = part.partition(":")
         ranks = tuple(int(rank) for rank in above if rank != "-")
         nodes += [(*ranks, rank) for rank in range(int(count))]
-    return nodes
+    return _in_order(nodes)
 
 
 def _is_node(given: Any) -> bool:
     return isinstance(given, Sequence) and bool(given) and all(type(rank) is int and rank >= 0 for rank in given)
 
 
-__all__ = ["PUBLISHED", "Seats", "StaticTree", "find_tree"]
+__all__ = ["PUBLISHED", "Seats", "StaticTree", "find_tree", "tree_of"]

@@ -113,6 +113,10 @@ class Proposal:
         tokens = self.tokens[:, :width]
         return replace(self, tokens=tokens, above=above, probs=probs, scratch=scratch, origins=origins)
 
+    def hung(self, parents: Tensor, depth: int) -> Proposal:
+        """The same tokens as trees of one shape, parents [N]; what is beyond their sizes is not cut off."""
+        return replace(self, above=parents.expand_as(self.tokens), chain=False, max_depth=depth)
+
     def only(self, kept: Tensor, width: int) -> Proposal:
         """The nodes that are kept [B, N], as they stood, the first `width` of them; above a kept node all are kept."""
         nodes = torch.argsort((~kept).to(torch.int8), dim=1, stable=True)[:, :width]  # [B, width]

@@ -1,4 +1,4 @@
-"""A chain of drafts as kernels may draw it in one go: what is picked, with what, and where it is fed."""
+"""Drafts as kernels may draw them in one go, a chain or a tree: what is picked, with what, and where it is fed."""
 
 from __future__ import annotations
 
@@ -69,6 +69,31 @@ class Chain:
     ids: Tensor | None = None  # [V'] the target's id of each logit; None: its own number
     picking: Picks | None = None  # None: the likeliest
     least: float = 0.0  # a row ends before the draft with which its chain's chance, as the network sees it, falls below
+
+
+class Level(NamedTuple):
+    """A level of trees that all have one shape: the children of P nodes, at most K of each."""
+
+    seats: Tensor  # [P, K, 2] each child's number in the tree, and its row among the W that are fed; -1: none
+    paths: Tensor  # [W, depth] of each that is fed the lines of its ancestors and its own, counted from the first
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Drafts for each of B rows, a tree of N nodes that has one shape. The nodes of a level that have children are fed
+    to the network side by side, each with its parent's state."""
+
+    network: Describes
+    head: Weight
+    levels: Sequence[Level]
+    num_nodes: int  # N
+    feeding: Feeding  # the nodes that are fed lie one behind another
+    finals: Tensor  # [B, H] what the first level is picked from
+    states: Tensor  # [B, h] and what its nodes are fed with
+    state: tuple[str, int]  # the input that is a row's state, and the boundary that gives its children's
+    longest: int  # positions are below it
+    ids: Tensor | None = None  # as a chain's
+    picking: Picks | None = None
 
 
 class Drafts(NamedTuple):

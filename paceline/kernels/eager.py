@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.kernels.chain import Chain, Drafts
+from paceline.kernels.chain import Branches, Chain, Drafts
 from paceline.kernels.experts import mix, route
 from paceline.kernels.ops import (
     FINAL,
@@ -225,7 +225,7 @@ def look(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, sof
 
 
 class EagerOps:
-    name, chains, captures = "torch", False, False
+    name, chains, trees, captures = "torch", False, False, False
     rounds: Rounds | None = None
     forward: type[EagerForward] = EagerForward
 
@@ -249,6 +249,9 @@ class EagerOps:
 
     def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
         raise NotImplementedError(f"the {self.name} kernels draw no chains in one go")
+
+    def tree(self, branches: Branches, caches: Sequence[LayerCache]) -> Drafts:
+        raise NotImplementedError(f"the {self.name} kernels draw no trees in one go")
 
     def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
         for part in (part for layer in caches for part in layer):

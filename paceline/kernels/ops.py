@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from paceline.kernels.chain import Chain, Drafts
+    from paceline.kernels.chain import Branches, Chain, Drafts
     from paceline.kernels.rounds import Rounds
 
 FINAL = -1  # the boundary after the last norm: what the vocabulary head reads
@@ -340,6 +340,7 @@ class Describes(Protocol):
 class Ops(Protocol):
     name: str
     chains: bool  # whether they draw chains in one go
+    trees: bool  # and trees of one shape
     captures: bool  # whether they ask the host for nothing, so that what they do can be captured
     rounds: Rounds | None  # kernels for a round's small work
 
@@ -363,8 +364,13 @@ class Ops(Protocol):
         """A whole chain of drafts, where `chains`."""
         ...
 
+    def tree(self, branches: Branches, caches: Sequence[LayerCache]) -> Drafts:
+        """Whole trees of drafts, where `trees`."""
+        ...
+
     def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
-        """Move rows of all layers, in every part, to other rows; all are read before any is written."""
+        """Move rows [N], or [B, D], of all layers, in every part, to other rows; all are read before any is written.
+        Where they are of B sequences, no one's row goes where another's lies."""
         ...
 
     def embed(self, weight: Weight, ids: Tensor) -> Tensor: ...

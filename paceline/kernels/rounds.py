@@ -167,7 +167,7 @@ class Rounds(Protocol):
         ...
 
     def moves(self, nodes: Tensor, roots: Tensor, layout: Layout) -> Tensor:
-        """[2, B·D] cache rows, from where to where accepted nodes [B, D] below the rows `roots` [B] move."""
+        """[2, B, D] cache rows, from where to where accepted nodes [B, D] below the rows `roots` [B] move."""
         ...
 
     def budgets(self, asked: int | Tensor, slots: Tensor, tables: Tables, spread: int) -> tuple[Tensor, Tensor]:

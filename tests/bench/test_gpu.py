@@ -88,7 +88,8 @@ def test_drafters_that_are_right_now_and_then_change_no_text(
     assert {"0", "2", "4"} <= tree["accepted_lengths"].keys()
     assert tree["prefix_hits"] > 0 and tree["preemptions"] > 0
     assert ("greedy", "EAGLE head, trees") in rows
-    assert [row["temperature"] for row in data["head"]["rows"]] == [0.0, 0.8]
+    assert [row["temperature"] for row in data["head"]["rows"]] == [0.0, 0.0, 0.8, 0.8]
+    assert len({row["drafter"] for row in data["head"]["rows"]} & {drafter for _, drafter in rows}) == 2
     assert f"{exact['texts']} of {exact['texts']} texts are plain decoding's" in figures.render(
         "gpu_exact", tmp_path / "results"
     )

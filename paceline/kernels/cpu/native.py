@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import OptionError
-from paceline.kernels.chain import Chain, Drafts
+from paceline.kernels.chain import Branches, Chain, Drafts
 from paceline.kernels.cpu import chain as chains
 from paceline.kernels.cpu.library import (
     KINDS,
@@ -127,7 +127,7 @@ def _told(shapes: Shapes) -> str:
 
 
 class NativeOps:
-    name, chains, captures = "native", True, False
+    name, chains, trees, captures = "native", True, False, False
     rounds: Rounds | None = None
 
     def __init__(self, quantization: str | None = None, stored: torch.dtype = torch.float32) -> None:
@@ -232,6 +232,9 @@ class NativeOps:
             held.append(_ask_for_logits(batch, hidden, head))
         self.library.paceline_run(recording.program, batch)  # what it points at is held until here
         return hidden
+
+    def tree(self, branches: Branches, caches: Sequence[LayerCache]) -> Drafts:
+        raise NotImplementedError("the native kernels draw no trees in one go")
 
     def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
         layers, linked = self._layers_of(caches), self._linked

@@ -1,4 +1,5 @@
-"""Rows that are kept by slot, page or token, put there and taken from there: one launch for two tables.
+"""Rows that are kept by slot, page or token, put there and taken from there: one launch for two tables. And rows of
+the cache that move, in all layers at once.
 
 A program has BLOCK columns of one row. To the bit what `StateReader` and `KVCache` do in tensor operations; nobody's
 row, which nobody looks at, stays as it is.
@@ -6,13 +7,15 @@ row, which nobody looks at, stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.kernels.ops import LayerCache
 from paceline.kernels.triton.device import PDL, begin, launching
 
 BLOCK = 1024
@@ -93,3 +96,51 @@ def pick(table: Tensor, ids: Tensor) -> Tensor:
             **launching(4),
         )
     return out
+
+
+@triton.jit(do_not_specialize=["depth"], do_not_specialize_on_alignment=["source", "target"])
+def _move_kernel(
+    part, source, target, depth, layer_stride, row_stride, head_stride, WIDTH: tl.constexpr, WIDE: tl.constexpr,
+    DEPTH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program has one head of one layer, and all rows of one sequence."""
+    begin(PDL, True)
+    of, layer, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    place, column = tl.arange(0, DEPTH), tl.arange(0, WIDE)
+    here = tl.load(source + of * depth + place, place < depth, 0)
+    there = tl.load(target + of * depth + place, place < depth, 0)
+    moved = ((place < depth) & (here != there))[:, None] & (column < WIDTH)[None, :]
+    part += layer * layer_stride + head * head_stride + column[None, :]
+    values = tl.load(part + here[:, None] * row_stride, moved)
+    tl.debug_barrier()  # all are read before any is written
+    tl.store(part + there[:, None] * row_stride, values, moved)
+
+
+def move(caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
+    """Rows source [B, D] of all layers to target [B, D], a sequence's own; a launch for each part of layers alike."""
+    if not source.numel():
+        return
+    batch, depth = source.shape if source.dim() == 2 else (1, len(source))
+    for _, alike in groupby(caches, key=lambda layer: [(part.shape, part.stride(), part.dtype) for part in layer]):
+        for parts in zip(*alike):
+            for first, count, apart in _evenly(parts):
+                _, heads, width = first.shape
+                _move_kernel[(batch, count, heads)](
+                    *(first, source, target, depth, apart, first.stride(0), first.stride(1)),
+                    WIDTH=width,
+                    WIDE=triton.next_power_of_2(width),
+                    DEPTH=triton.next_power_of_2(depth),
+                    PDL=PDL,
+                    **launching(4),
+                )
+
+
+def _evenly(parts: Sequence[Tensor]) -> Iterator[tuple[Tensor, int, int]]:
+    """The parts as rows of equal distances: the first, how many, how many values apart."""
+    size, start = parts[0].element_size(), 0
+    while start < len(parts):
+        places = [(part.data_ptr() - parts[start].data_ptr()) // size for part in parts[start:]]
+        apart = places[1] if len(places) > 1 else 0
+        count = next((number for number, place in enumerate(places) if place != number * apart), len(places))
+        yield parts[start], count, apart
+        start += count

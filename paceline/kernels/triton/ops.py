@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.kernels.chain import Chain, Drafts
+from paceline.kernels.chain import Branches, Chain, Drafts
 from paceline.kernels.eager import EagerForward, EagerOps
 from paceline.kernels.experts import route
 from paceline.kernels.held import hold
@@ -37,7 +37,7 @@ from paceline.kernels.ops import (
     Weight,
 )
 from paceline.kernels.rounds import Rounds
-from paceline.kernels.triton import chaining, keeping, library, tuning
+from paceline.kernels.triton import branching, chaining, keeping, library, tuning
 from paceline.kernels.triton import experts as expert_kernels
 from paceline.kernels.triton import heads as head_kernels
 from paceline.kernels.triton import rows as row_kernels
@@ -280,7 +280,7 @@ class Late(Hidden):
 
 
 class TritonOps(EagerOps):
-    name, chains, captures = "triton", True, True
+    name, chains, trees, captures = "triton", True, True, True
     rounds: Rounds | None = TritonRounds()
     forward = TritonForward
     bests = staticmethod(logits_bests)  # by which drafts are the likeliest
@@ -306,8 +306,14 @@ class TritonOps(EagerOps):
         best = logits_best(final.x, head.weight.data, final.norm, head.rows)
         return Late(final, f.tapped(), *best)
 
+    def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
+        keeping.move(caches, source, target)
+
     def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
         return chaining.draw(self, chain, caches, self.bests)
+
+    def tree(self, branches: Branches, caches: Sequence[LayerCache]) -> Drafts:
+        return branching.draw(self, branches, caches)
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
         return matmul_logits(hidden, weight.data)

@@ -63,21 +63,27 @@ def _gumbel(first, second, ids, inverse, logarithm):
 
 
 @triton.jit
-def _greatest(values, ids):
-    """The greatest key of some values: their order in the upper half, in the lower the lowest id first."""
+def _leave(to, values, ids, COUNT: tl.constexpr):
+    """The greatest keys of some values, in order: theirs in the upper half, in the lower the lowest id first."""
     raw = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)  # -0 and 0 are equals
     upper = tl.where(raw < 0, raw ^ _LAST, raw).to(tl.int64)
     keys = (upper << 32) | (_LAST - ids.to(tl.int64))
-    return tl.max(tl.where(values != values, _NAN, keys), 0)
+    keys = tl.where(values != values, _NAN, keys)
+    for place in tl.static_range(COUNT):
+        best = tl.max(keys, 0)
+        tl.store(to + place, best)
+        keys = tl.where(keys == best, -_NAN, keys)
 
 
 @triton.jit(do_not_specialize=["vocabulary", "stride"])
-def _best_kernel(logits, keys, vocabulary, stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _best_kernel(
+    logits, keys, vocabulary, stride, COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     begin(PDL, True)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = part * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(logits + row * stride + ids, ids < vocabulary, -float("inf")).to(tl.float32)
-    tl.store(keys + row * tl.num_programs(1) + part, _greatest(values, ids))
+    _leave(keys + (row * tl.num_programs(1) + part) * COUNT, values, ids, COUNT)
 
 
 _LOOSE = ["slots", "positions", "seeds", "samples", "greedy", "temperature", "extra", "rows"]  # parts of tables
@@ -109,6 +115,7 @@ def _sample_kernel(
     ahead,
     STREAM: tl.constexpr,
     NUMBERS: tl.constexpr,
+    COUNT: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -136,7 +143,7 @@ def _sample_kernel(
     if NUMBERS:
         ids = place
     if out is None:
-        tl.store(keys + row * tl.num_programs(1) + part, _greatest(values, ids))
+        _leave(keys + (row * tl.num_programs(1) + part) * COUNT, values, ids, COUNT)
     else:
         tl.store(out + row * vocabulary + place, values, place < vocabulary)
 
@@ -144,7 +151,18 @@ def _sample_kernel(
 @triton.jit
 def decided(keys, inside):
     """[..., parts] where keys lie → the ids that the greatest name; -1 where nothing is above -inf, or with a NaN."""
-    key = tl.max(tl.load(keys, inside, -_NAN), len(keys.shape) - 1)
+    return named(tl.max(tl.load(keys, inside, -_NAN), len(keys.shape) - 1))
+
+
+@triton.jit
+def next_of(keys):
+    """The greatest of [parts] keys, and the rest of them."""
+    best = tl.max(keys, 0)
+    return best, tl.where(keys == best, -_NAN, keys)
+
+
+@triton.jit
+def named(key):
     # No id is 2^31 - 1, which 0 would name: so much is there where whoever leaves keys was left out (`compiling`).
     there = ((key >> 32) > _NOTHING) & (key != _NAN) & (key != 0)
     return tl.where(there, _LAST - (key & _LAST), -1)
@@ -162,10 +180,11 @@ def best(values: Tensor) -> Tensor:
     return decide(best_keys(values))
 
 
-def best_keys(values: Tensor) -> Tensor:
-    """[R, V] → [R, parts] keys, the greatest of which names a row's likeliest."""
-    values, keys = _prepare(values)
-    _best_kernel[keys.shape](values, keys, values.shape[1], values.stride(0), BLOCK=BLOCK, PDL=PDL, **launching(4))
+def best_keys(values: Tensor, count: int = 1) -> Tensor:
+    """[R, V] → [R, parts · count] keys, the greatest `count` of which name a row's likeliest."""
+    values, keys = _prepare(values, count)
+    sizes = {"COUNT": count, "BLOCK": BLOCK}
+    _best_kernel[_grid(keys, count)](values, keys, values.shape[1], values.stride(0), **sizes, PDL=PDL, **launching(4))
     return keys
 
 
@@ -174,10 +193,10 @@ def sample(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Te
     return decide(sample_keys(logits, slots, positions, keyed))
 
 
-def sample_keys(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
-    """[R, V] → [R, parts] keys, the greatest of which names a row's sample."""
-    logits, keys = _prepare(logits)
-    _sample(logits, keys, None, slots, positions, keyed)
+def sample_keys(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed, count: int = 1) -> Tensor:
+    """[R, V] → [R, parts · count] keys, the greatest of which names a row's sample, the next what would be without."""
+    logits, keys = _prepare(logits, count)
+    _sample(logits, keys, None, slots, positions, keyed, count)
     return keys
 
 
@@ -189,27 +208,41 @@ def perturb(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> T
     return out
 
 
-def _sample(logits: Tensor, keys: Tensor, out: Tensor | None, slots: Tensor, positions: Tensor, keyed: Keyed) -> None:
+def _sample(
+    logits: Tensor,
+    keys: Tensor,
+    out: Tensor | None,
+    slots: Tensor,
+    positions: Tensor,
+    keyed: Keyed,
+    count: int = 1,
+) -> None:
     columns = (keyed.seeds, keyed.samples, keyed.greedy)
     strides = (keyed.seeds.stride(0), 0 if keyed.temperature is None else keyed.temperature.stride(0))
     assert all(column.stride(0) == strides[0] for column in columns), "the columns of one table"
-    _sample_kernel[keys.shape](
+    _sample_kernel[_grid(keys, count)](
         *(logits, keys, out, slots, positions, *columns, keyed.temperature, keyed.extra, keyed.ids, keyed.rows),
         *(*keyed.tables, logits.shape[1], logits.stride(0), *strides, keyed.ahead),
         STREAM=keyed.stream,
         NUMBERS=keyed.numbers,
+        COUNT=count,
         BLOCK=BLOCK,
         PDL=PDL,
         **launching(4),
     )
 
 
-def _prepare(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows whose neighbours lie together, and room for their keys, [R, parts]."""
+def _prepare(logits: Tensor, count: int = 1) -> tuple[Tensor, Tensor]:
+    """Rows whose neighbours lie together, and room for their keys, [R, parts · count]."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    parts = triton.cdiv(logits.shape[1], BLOCK)
-    return logits, torch.empty((len(logits), parts), dtype=torch.int64, device=logits.device)
+    keys = triton.cdiv(logits.shape[1], BLOCK) * count
+    return logits, torch.empty((len(logits), keys), dtype=torch.int64, device=logits.device)
+
+
+def _grid(keys: Tensor, count: int) -> tuple[int, int]:
+    """A program for each row's each part."""
+    return len(keys), keys.shape[1] // count
 
 
 def decide(keys: Tensor) -> Tensor:

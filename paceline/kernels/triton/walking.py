@@ -173,9 +173,9 @@ def _moves_kernel(
 
 
 def moves(nodes: Tensor, roots: Tensor, layout: Layout) -> Tensor:
-    """[2, B·D] cache rows, from where to where accepted nodes [B, D] below the rows `roots` [B] move."""
+    """[2, B, D] cache rows, from where to where accepted nodes [B, D] below the rows `roots` [B] move."""
     batch, depth = nodes.shape
-    out = torch.empty((2, batch * depth), dtype=torch.int64, device=nodes.device)
+    out = torch.empty((2, batch, depth), dtype=torch.int64, device=nodes.device)
     pages, nodes = layout.page_table, nodes if nodes.stride(1) == 1 else nodes.contiguous()
     numbers = (depth, nodes.stride(0), batch * depth, pages.stride(0), len(pages) - 1)
     tensors = (nodes, roots, layout.slots, layout.positions, pages, out)

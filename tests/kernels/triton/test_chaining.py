@@ -1,4 +1,4 @@
-"""Chains drawn without leaving the device are those that are drawn step by step."""
+"""Chains and trees drawn without leaving the device are those that are drawn step by step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline import Eagle
 from paceline.drafters.base import Context
 from paceline.drafters.tree import Proposal
 from paceline.kernels.chain import Chain, Feeding, Link
@@ -14,13 +15,14 @@ from paceline.kernels.ops import Weight
 from paceline.kernels.reference import ReferenceOps
 from paceline.testing import tiny_llm, tokens_of
 from tests.drafters.contract import DRAFTERS
+from tests.drafters.tiny_eagle import tiny_eagle
 
 
-def proposed(name: str, setting: str) -> list[tuple[list[list[int]], list[int]]]:
-    """All that a drafter proposes in a run that is a round behind."""
+def proposed(config: Any, setting: str, count: int = 4) -> list[tuple[list[list[int]], list[list[int]], list[int]]]:
+    """All that a drafter proposes in a run that is a round behind: tokens, parents, sizes."""
     from paceline.kernels.triton.rounds import TritonRounds
 
-    llm = tiny_llm(DRAFTERS[name]({}), behind=1)
+    llm = tiny_llm(config, behind=1)
     llm.engine.table.rounds = TritonRounds()
     found = []
     drafter: Any = llm.engine.runner.drafter
@@ -29,12 +31,13 @@ def proposed(name: str, setting: str) -> list[tuple[list[list[int]], list[int]]]
     def propose(context: Context) -> Proposal:
         proposal: Proposal = plain(context)
         place = torch.arange(proposal.num_nodes)
-        drafts = torch.where(place < proposal.sizes[:, None], proposal.tokens, -1)
-        found.append((drafts.tolist(), proposal.sizes.tolist()))
+        inside = place < proposal.sizes[:, None]
+        drafts, parents = (torch.where(inside, part, -2) for part in (proposal.tokens, proposal.parents))
+        found.append((drafts.tolist(), parents.tolist(), proposal.sizes.tolist()))
         return proposal
 
     drafter.propose = propose
-    tokens_of(llm, 2, setting, max_tokens=4)
+    tokens_of(llm, 2, setting, max_tokens=count)
     return found
 
 
@@ -48,7 +51,7 @@ def test_a_chain_is_the_one_that_is_drawn_step_by_step(
 
     if device.type != "cpu":
         pytest.skip("the tiny models are on the CPU")
-    expected = proposed(name, setting)
+    expected = proposed(DRAFTERS[name]({}), setting)
     drawn = []
 
     def draw(ops: Any, chain: Any, caches: Any) -> Any:
@@ -57,8 +60,35 @@ def test_a_chain_is_the_one_that_is_drawn_step_by_step(
 
     monkeypatch.setattr(ReferenceOps, "chains", True)
     monkeypatch.setattr(ReferenceOps, "chain", draw)
-    assert proposed(name, setting) == expected
-    assert len(drawn) == len(expected) and any(any(sizes) for _, sizes in expected)
+    assert proposed(DRAFTERS[name]({}), setting) == expected
+    assert len(drawn) == len(expected) and any(any(sizes) for *_, sizes in expected)
+
+
+@pytest.mark.parametrize(
+    ("head", "nodes", "setting"),
+    [("first", 25, "greedy"), ("third", 25, "seeded"), ("third", 8, "greedy"), ("first", 4, "seeded")],
+)
+def test_a_tree_is_the_one_that_is_drawn_level_by_level(
+    head: str, nodes: int, setting: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To its end: the last rounds have room for a part of it."""
+    from paceline.kernels.triton import branching
+
+    if device.type != "cpu":
+        pytest.skip("the tiny models are on the CPU")
+    config = Eagle(tiny_eagle(head), nodes, tree="static")
+    expected = proposed(config, setting, 12)
+    drawn = []
+
+    def draw(ops: Any, tree: Any, caches: Any) -> Any:
+        drawn.append(branching.draw(ops, tree, caches))
+        return drawn[-1]
+
+    monkeypatch.setattr(ReferenceOps, "trees", True)
+    monkeypatch.setattr(ReferenceOps, "tree", draw)
+    found = proposed(config, setting, 12)
+    assert found == expected
+    assert len(drawn) == len(expected) and nodes in {size for *_, sizes in expected for size in sizes}
 
 
 def test_a_head_that_finds_the_best_on_the_way_draws_the_same(device: torch.device) -> None:

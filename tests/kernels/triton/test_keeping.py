@@ -35,6 +35,31 @@ def test_rows_are_put_and_taken_as_by_tensor_operations(tables: int, width: int,
     assert all(torch.equal(pick(table, slots), table[slots]) for table in kept)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_rows_move_in_all_layers_as_by_tensor_operations(apart: bool, device: torch.device) -> None:
+    """Layers alike lie evenly apart, or anywhere; a row may go where another was that goes on."""
+    from paceline.kernels.triton.ops import TritonOps
+
+    generator, shapes = torch.Generator().manual_seed(3), [(3, 20)] * 4 + [(1, 40)] * 2
+    whole = [torch.randn(4, 3, 64, 20, generator=generator).half().to(device) for _ in range(2)]
+    layers = [tuple(part[number].transpose(0, 1) for part in whole) for number in range(4)]
+    layers += [(torch.randn(64, *shape, generator=generator).to(device),) for shape in shapes[4:]]
+    if apart:
+        layers = [tuple(part.clone(memory_format=torch.preserve_format) for part in layer) for layer in layers]
+        layers[0], layers[2] = layers[2], layers[0]
+    wanted = [tuple(part.clone() for part in layer) for layer in layers]
+    source = torch.tensor([[5, 8, 9], [0, 0, 0], [30, 33, 0]], device=device)
+    target = torch.tensor([[4, 5, 8], [0, 0, 0], [31, 32, 0]], device=device)
+    for layer in wanted:
+        for part in layer:
+            part[target] = part[source]
+    TritonOps(device).keep(layers, source, target)
+    assert all(torch.equal(*pair) for one, other in zip(layers, wanted) for pair in zip(one, other))
+    TritonOps(device).keep(layers, source[:, :0], target[:, :0])
+    TritonOps(device).keep(layers, target[2, :1], source[2, :1])
+    assert all(torch.equal(part[30], part[31]) for layer in layers for part in layer)
+
+
 def test_no_rows_are_put_nowhere(device: torch.device) -> None:
     from paceline.kernels.triton.keeping import put
 

@@ -116,7 +116,7 @@ def test_accepted_nodes_move_to_where_their_depth_is(device: torch.device) -> No
     moved = (nodes >= 0) & (nodes != depth)
     owners = torch.where(moved, slots[:, None], table.null)
     lines = [torch.where(moved, positions[:, None] + 1 + place, 0) for place in (nodes, depth)]
-    expected = torch.stack([cache_rows(layout, owners, line).flatten() for line in lines])
+    expected = torch.stack([cache_rows(layout, owners, line) for line in lines])
     there = replace(
         layout, slots=slots.to(device), positions=positions.to(device), page_table=layout.page_table.to(device)
     )

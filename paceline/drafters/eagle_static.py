@@ -1,0 +1,64 @@
+"""EAGLE-1's tree: the same places every time, so that all about it is known before anything is drafted."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.drafters.static_tree import Ranks, StaticTree, tree_of
+from paceline.drafters.tree import ROOT
+from paceline.kernels.chain import Level
+
+TREE = tree_of("-:4 0:3 1:2 2:2 3:1 00:3 01:2 02:2 10:1 000:3 0000:2")  # 25 nodes
+
+
+class Growth(NamedTuple):
+    """A level: n children of the P nodes of the level above that have any, parent after parent."""
+
+    counts: tuple[int, ...]  # children of each of the P
+    above: Tensor  # [n] whose child each is, among the P
+    fed: Tensor  # [W] which of the children have children
+    level: Level  # the same as kernels know it
+
+
+class Shape(NamedTuple):
+    """A tree whose N nodes stand level by level."""
+
+    levels: list[Growth]
+    parents: Tensor  # [N]
+
+    @property
+    def depth(self) -> int:
+        return len(self.levels)
+
+
+def shapes(most: int, device: torch.device) -> list[Shape]:
+    """The tree's likeliest part of so many nodes, for each number from 0 to `most`."""
+    return [shape_of(TREE.first(count), device) for count in range(most + 1)]
+
+
+def shape_of(tree: StaticTree, device: torch.device) -> Shape:
+    def send(values: list[Any]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(device)
+
+    rows: list[Ranks] = [()]  # of the level above, those that have children
+    lines: dict[Ranks, int] = {}  # where they lie once they are fed
+    numbers: dict[Ranks, int] = {}
+    levels: list[Growth] = []
+    while rows and tree.nodes:
+        children = [sorted(node for node in tree.nodes if node[:-1] == row) for row in rows]
+        nodes = [node for some in children for node in some]
+        fed = [node for node in nodes if any(other[:-1] == node for other in tree.nodes)]
+        numbers |= {node: len(numbers) + place for place, node in enumerate(nodes)}
+        lines |= {node: len(lines) + place for place, node in enumerate(fed)}
+        places = {node: (numbers[node], fed.index(node) if node in fed else -1) for node in nodes}
+        widest = max(map(len, children))
+        seats = [[*(places[node] for node in some), *[(-1, -1)] * (widest - len(some))] for some in children]
+        paths = [[lines[node[: 1 + depth]] for depth in range(len(node))] for node in fed]
+        above = [place for place, some in enumerate(children) for _ in some]
+        level = Level(send(seats), send(paths).view(len(fed), len(levels) + 1))
+        levels.append(Growth(tuple(map(len, children)), send(above), send([nodes.index(node) for node in fed]), level))
+        rows = fed
+    return Shape(levels, send([numbers.get(node[:-1], ROOT) for node in numbers]))

@@ -1,0 +1,168 @@
+"""Trees of drafts of one shape without leaving the device: the sisters of a level go through the network together.
+
+Who picks notes all children of a node, and where those that grow are fed; see `kernels/chain.Branches`. As many
+launches a level as `chaining` has a draft.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.chain import Branches, Drafts
+from paceline.kernels.held import hold
+from paceline.kernels.ops import Inputs, LayerCache, Layout, Ops, Span
+from paceline.kernels.rounds import Keyed
+from paceline.kernels.triton import picking
+from paceline.kernels.triton.device import PDL, begin, launching
+
+_POINTERS = [
+    *("keys", "names", "tokens", "counts", "slots", "starts", "most", "first", "pages", "seats", "paths", "states"),
+    *("out", "path", "given"),
+]
+_NUMBERS = ["parts", "nodes", "rows", "level", "fed", "width", "num_rows", "page_row", "null", "longest", "state_row"]
+
+
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
+def _branch_kernel(
+    keys, names, tokens, counts, slots, starts, most, first, pages, seats, paths, states, out, path, given, parts,
+    nodes, rows, level, fed, width, num_rows, page_row, null, longest, state_row, SIZE: tl.constexpr,
+    CHILDREN: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, STATE: tl.constexpr, WIDE: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """A program has one of the `rows` nodes of a sequence that have children; out, path and given are the rows that
+    are fed next, if any are."""
+    begin(PDL, True)
+    row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
+    of, node = row // rows, row % rows
+    limit = tl.load(most + of)
+    if counts is not None:
+        tl.store(counts + of, tl.minimum(limit, nodes))
+    left = tl.load(keys + row * parts + part, part < parts, -0x7FFFFFFFFFFFFFFF)
+    if out is not None:
+        column, depth = tl.arange(0, WIDE), tl.arange(0, DEPTH)
+        state = tl.load(states + row * state_row + column, column < STATE, 0.0)
+        start, owner = tl.load(starts + of), tl.load(slots + of)
+    for child in tl.static_range(CHILDREN):
+        best, left = picking.next_of(left)
+        token = tl.maximum(picking.named(best), 0)
+        if names is not None:
+            token = tl.load(names + token)
+        number = tl.load(seats + (node * CHILDREN + child) * 2)
+        tl.store(tokens + of * nodes + number, token, number >= 0)
+        if out is not None:
+            seat = tl.load(seats + (node * CHILDREN + child) * 2 + 1)
+            if seat >= 0:
+                real = fed + seat + 1 < limit
+                slot, line = tl.where(real, owner, null), tl.where(real, start + fed + seat, 0)
+                page = tl.load(pages + slot * page_row + line // SIZE)
+                lowest = line * 0
+                if first is not None:
+                    lowest = tl.where(real, tl.load(first + slot), 0)
+                to = of * width + seat
+                tl.store(out + to, token)
+                tl.store(out + num_rows + to, slot)
+                tl.store(out + 2 * num_rows + to, tl.where(real, tl.minimum(start + level, longest - 1), 0))
+                tl.store(out + 3 * num_rows + to, tl.where(real, start, 1))
+                tl.store(out + 4 * num_rows + to, line)
+                tl.store(out + 5 * num_rows + to, page * SIZE + line % SIZE)
+                tl.store(out + 6 * num_rows + to, lowest)
+                above = tl.load(paths + seat * (level + 1) + depth, depth <= level, -1)
+                tl.store(path + to * (level + 1) + depth, tl.where(real, above, -1), depth <= level)
+                tl.store(given + to * STATE + column, state, column < STATE)
+
+
+class _Fed(NamedTuple):
+    """The rows of a level that are fed, [B·W] each."""
+
+    fields: Tensor  # [7, B·W] tokens, slots, positions, bases, lines, cache rows, the lowest position seen
+    path: Tensor  # [B·W, depth]
+    states: Tensor  # [B·W, h]
+
+
+def draw(ops: Ops, tree: Branches, caches: Sequence[LayerCache]) -> Drafts:
+    """Drafts for each of B rows, by any kernels whose results stay on the device."""
+    batch, device = len(tree.finals), tree.finals.device
+    tokens = torch.empty((batch, tree.num_nodes), dtype=torch.int64, device=device)
+    counts = torch.empty_like(tree.feeding.most)
+    final, states, fed = tree.finals, tree.states, 0
+    for number, level in enumerate(tree.levels):
+        keys = _keys(tree, number, ops.logits(final, tree.head))
+        width = len(level.paths)
+        rows = _fed(batch * width, number + 1, states) if width else None
+        _branch(tree, number, keys, (tokens, counts if number == 0 else None), (states, fed), rows)
+        if rows is None:
+            break
+        inputs = Inputs(rows.fields[0], _layout(tree, rows, width), {tree.state[0]: rows.states})
+        hidden = ops.run(tree.network, inputs, caches, (tree.state[1],), None)
+        assert hidden.tapped is not None
+        final, states, fed = hidden.final, hidden.tapped, fed + width
+    return Drafts(tokens, counts)
+
+
+def _keys(tree: Branches, number: int, logits: Tensor) -> Tensor:
+    """[B·P, parts · K] of which the greatest K name the children."""
+    keyed, (nodes, children, _) = tree.picking, tree.levels[number].seats.shape
+    if keyed is None:
+        return picking.best_keys(logits, children)
+    assert isinstance(keyed, Keyed)
+    owners = None if nodes == 1 else hold(_owners(len(logits) // nodes, nodes, logits.device))
+    keyed = keyed._replace(ahead=number, ids=tree.ids, numbers=True, rows=owners)
+    return picking.sample_keys(logits, tree.feeding.slots, tree.feeding.starts, keyed, children)
+
+
+def _fed(rows: int, depth: int, states: Tensor) -> _Fed:
+    fields = torch.empty((7, rows), dtype=torch.int64, device=states.device)
+    return _Fed(fields, fields.new_empty((rows, depth)), states.new_empty((rows, states.shape[1])))
+
+
+def _branch(
+    tree: Branches,
+    number: int,
+    keys: Tensor,
+    noted: tuple[Tensor, Tensor | None],
+    before: tuple[Tensor, int],
+    rows: _Fed | None,
+) -> None:
+    """Note the children of all nodes of a level that have some, and what those that grow are fed with."""
+    feeding, level, (states, fed), (tokens, counts) = tree.feeding, tree.levels[number], before, noted
+    nodes, children, _ = level.seats.shape
+    width, parts, pages = len(level.paths), keys.shape[1], feeding.page_table
+    fields, path, given = (None, None, None) if rows is None else rows
+    numbers = (parts, tree.num_nodes, nodes, number, fed, width, len(tokens) * width, pages.stride(0), len(pages) - 1)
+    _branch_kernel[(len(keys),)](
+        *(keys, tree.ids, tokens, counts, *feeding[:5], level.seats, level.paths, states, fields, path, given),
+        *(*numbers, tree.longest, states.stride(0)),
+        SIZE=feeding.block_size,
+        CHILDREN=children,
+        PARTS=triton.next_power_of_2(parts),
+        DEPTH=triton.next_power_of_2(number + 1),
+        STATE=states.shape[1],
+        WIDE=triton.next_power_of_2(states.shape[1]),
+        PDL=PDL,
+        **launching(4),
+    )
+
+
+def _layout(tree: Branches, rows: _Fed, width: int) -> Layout:
+    _, slots, positions, bases, lines, write, first = rows.fields.unbind()
+    pages, size, batch = tree.feeding.page_table, tree.feeding.block_size, len(tree.finals)
+    spans = [Span(row * width, width, pages.shape[1] * size) for row in range(batch)]
+    grid = hold(_grid(batch, width, slots.device))
+    return Layout(slots, positions, bases, rows.path, first, lines, write, pages, size, spans, grid)
+
+
+@functools.lru_cache(maxsize=64)
+def _owners(batch: int, nodes: int, device: torch.device) -> Tensor:
+    return torch.arange(batch * nodes, device=device) // nodes
+
+
+@functools.lru_cache(maxsize=64)
+def _grid(batch: int, width: int, device: torch.device) -> Tensor:
+    return torch.arange(batch * width, device=device).view(batch, width)
