@@ -291,8 +291,18 @@ class Context(Protocol):
         """
         ...
 
-    def drawn(self, name: str, *, chain: bool = True, keep: int | None = None, most: Tensor | None = None) -> Proposal:
+    def drawn(
+        self,
+        name: str,
+        *,
+        chain: bool = True,
+        keep: int | None = None,
+        most: Tensor | None = None,
+        order: Tensor | None = None,
+    ) -> Proposal:
         """The nodes drawn so far, as a proposal; chain: one child at a time, each of the one before.
+
+        order [n]: which of them stands where, parents before children; None: as they were drawn.
 
         keep: only the best-scored, at most so many; their ancestors score no less, so the tree stays whole.
         most [B]: cut to so many nodes, below the budgets.
@@ -366,6 +376,7 @@ class QuietDrafter:
 
     taps = Taps()
     trees = False
+    nested = False  # of trees: a smaller budget brings the first nodes of what a larger one brings
     on_device = False
     told_late = False  # on the host, and `observe` looks at `slot_list` and the host's tables alone
     learned = False
@@ -404,6 +415,11 @@ def captured_as(drafter: Drafter | None) -> Hashable | None:
     """What its part of a captured round depends on, beside the round's size; None: it is not to be captured, as one
     that does not say."""
     return () if drafter is None else getattr(drafter, "captured_as", lambda: None)()
+
+
+def is_nested(drafter: Drafter) -> bool:
+    """Whether it proposes trees, the smaller of which are the first nodes of the larger."""
+    return drafter.trees and getattr(drafter, "nested", False)
 
 
 def is_mixed(drafter: Drafter) -> bool:

@@ -97,7 +97,7 @@ class EagleDrafter(StateReader):
 
     def __init__(self, config: Eagle) -> None:
         self.config = config
-        self.trees = config.tree != "chain"
+        self.trees, self.nested = config.tree != "chain", config.tree == "static"
         self.max_nodes = config.num_draft_tokens or 1  # until `plan` has seen the checkpoint
 
     def plan(self, target: Target) -> Needs:
@@ -146,7 +146,7 @@ class EagleDrafter(StateReader):
             self._draw_parallel(context, root, most)
             most = self._likely(context, most)
         elif self.config.tree == "static":
-            self._fill(context, root, most)
+            return self._fill(context, root, most)
         elif self.config.tree == "dynamic":
             self._grow(context, root, most)
             return context.drawn(self.name, chain=False, keep=context.max_nodes, most=most)
@@ -178,7 +178,7 @@ class EagleDrafter(StateReader):
         def run(picking: Picks | None) -> Drafts:
             levels, own = [growth.level for growth in shape.levels], ("states", OWN)
             places = self.feeding(context, most), finals, states, own, context.table.max_length
-            branches = Branches(network.steps, network.head, levels, len(shape.parents), *places, network.ids, picking)
+            branches = Branches(network.steps, network.head, levels, shape.counts, *places, network.ids, picking)
             return network.ops.tree(branches, self._caches)
 
         counts = context.draw_chain(run) if network.ops.trees else None
@@ -211,10 +211,10 @@ class EagleDrafter(StateReader):
         for place in range(context.max_nodes):
             nodes = context.draw(logits[:, place, None], nodes, ids=network.ids).nodes[:, :, 0]
 
-    def _fill(self, context: Context, at: Frontier, most: Tensor) -> None:
+    def _fill(self, context: Context, at: Frontier, most: Tensor) -> Proposal:
         """EAGLE-1's tree: the same places every time."""
-        fed = 0
-        for growth in self._shapes[min(context.max_nodes, self.max_nodes)].levels:
+        fed, shape = 0, self._shapes[min(context.max_nodes, self.max_nodes)]
+        for growth in shape.levels:
             tokens, nodes = [], []
             for count, group in groupby(range(len(growth.counts)), key=growth.counts.__getitem__):
                 parents = list(group)
@@ -228,6 +228,8 @@ class EagleDrafter(StateReader):
             level = Level(torch.cat(tokens, dim=1), torch.cat(nodes, dim=1), above)
             at = self._descend(context, at, level.only(chosen), fed, most)
             fed += len(growth.fed)
+        counts = shape.counts[most.clamp(max=len(shape.parents))]
+        return context.drawn(self.name, chain=False, most=counts, order=shape.order)
 
     def _grow(self, context: Context, at: Frontier, most: Tensor) -> None:
         """EAGLE-2's tree: on each level the nodes grow whose whole path is likeliest; the best of all are kept later.

@@ -24,10 +24,12 @@ class Growth(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A tree whose N nodes stand level by level."""
+    """A tree of N nodes, the likelier first; it is drawn level by level."""
 
     levels: list[Growth]
     parents: Tensor  # [N]
+    order: Tensor  # [N] which of the nodes as they are drawn stands where
+    counts: Tensor  # [N+1] nodes of a sequence that may have so many: the first up to one whose parent has no line
 
     @property
     def depth(self) -> int:
@@ -45,13 +47,14 @@ def shape_of(tree: StaticTree, device: torch.device) -> Shape:
 
     rows: list[Ranks] = [()]  # of the level above, those that have children
     lines: dict[Ranks, int] = {}  # where they lie once they are fed
-    numbers: dict[Ranks, int] = {}
+    numbers = {node: number for number, node in enumerate(tree.nodes)}
+    drawn: list[Ranks] = []
     levels: list[Growth] = []
     while rows and tree.nodes:
         children = [sorted(node for node in tree.nodes if node[:-1] == row) for row in rows]
         nodes = [node for some in children for node in some]
         fed = [node for node in nodes if any(other[:-1] == node for other in tree.nodes)]
-        numbers |= {node: len(numbers) + place for place, node in enumerate(nodes)}
+        drawn += nodes
         lines |= {node: len(lines) + place for place, node in enumerate(fed)}
         places = {node: (numbers[node], fed.index(node) if node in fed else -1) for node in nodes}
         widest = max(map(len, children))
@@ -61,4 +64,7 @@ def shape_of(tree: StaticTree, device: torch.device) -> Shape:
         level = Level(send(seats), send(paths).view(len(fed), len(levels) + 1))
         levels.append(Growth(tuple(map(len, children)), send(above), send([nodes.index(node) for node in fed]), level))
         rows = fed
-    return Shape(levels, send([numbers.get(node[:-1], ROOT) for node in numbers]))
+    parents = [numbers.get(node[:-1], ROOT) for node in tree.nodes]
+    needed = [1 + max(number, 1 + lines.get(node[:-1], -1)) for number, node in enumerate(tree.nodes)]
+    counts = [next((n for n, least in enumerate(needed) if least > most), most) for most in range(len(needed) + 1)]
+    return Shape(levels, send(parents), send([drawn.index(node) for node in tree.nodes]), send(counts))

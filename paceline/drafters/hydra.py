@@ -176,7 +176,7 @@ class HydraDrafter(StateReader):
 
     def __init__(self, config: Hydra) -> None:
         self.config = config
-        self.trees = config.tree is not None
+        self.trees = self.nested = config.tree is not None
         self.max_nodes = config.num_draft_tokens or 1  # until `plan` has seen the checkpoint
 
     def plan(self, target: Target) -> Needs:

@@ -73,14 +73,21 @@ def _read_trees(
     counts, depths = [], []
     parents: list[Container[int]] = []
     for row, size in enumerate(sizes):
-        real = [n for n in range(size) if scratch is None or not scratch[row][n]]
-        depth = {-1: 0}
-        for node in real:
-            depth[node] = depth[above[row][node]] + 1
+        real = range(size) if scratch is None else [n for n in range(size) if not scratch[row][n]]
+        depth, having = _read_tree(tuple(real), tuple(above[row][:size]))
         counts.append(len(real))
-        depths.append(max(depth.values()))
-        parents.append({above[row][node] for node in real})
+        depths.append(depth)
+        parents.append(having)
     return counts, depths, parents
+
+
+@functools.lru_cache(maxsize=256)
+def _read_tree(real: tuple[int, ...], above: tuple[int, ...]) -> tuple[int, frozenset[int]]:
+    """Made once: trees of one shape are every sequence's, round after round."""
+    depth = {-1: 0}
+    for node in real:
+        depth[node] = depth[above[node]] + 1
+    return max(depth.values()), frozenset(above[node] for node in real)
 
 
 def read_logprobs(round: Round, number: int, decision: Decision, kept: list[int], tokenizer: Any) -> None:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from paceline.drafters.base import Drafter, is_nested
 from paceline.engine.ladder import FEW, NODES, up
-from paceline.engine.luck import Luck
+from paceline.engine.luck import Luck, NodeLuck
 from paceline.engine.stats import EngineStats, RoundRecord
 
 BUDGETS = ("auto", "fixed", "measured")
@@ -54,10 +55,10 @@ class MeasuredBudget:
     read; -1: none do.
     """
 
-    def __init__(self, max_nodes: int, ahead: int = -1, trees: bool = False) -> None:
+    def __init__(self, max_nodes: int, ahead: int = -1, luck: Luck | NodeLuck | None = None) -> None:
         self.ahead = ahead
         self.arms = [*(nodes for nodes in NODES if nodes < APART * max_nodes), max_nodes]
-        self._luck = Luck(max_nodes, trees)
+        self._luck = luck or Luck(max_nodes)
         self._loads: dict[int, Load] = {}
         self._seen: int | None = None  # rounds of the history; what came before the first choice was another's
 
@@ -84,10 +85,10 @@ class MeasuredBudget:
 
     def _learn(self, record: RoundRecord) -> None:
         self._luck.rounds += 1
-        if record.nodes is None or not record.lengths:
+        if record.nodes is None or not record.met:
             return
         if record.nodes:
-            self._luck.learn(record.nodes, record.lengths)
+            self._luck.learn(record.nodes, record.met)
         seconds = record.verify_seconds + (
             0.0 if record.nodes <= self.ahead else record.draft_seconds + record.rest_seconds
         )
@@ -182,5 +183,8 @@ def usual(spent: list[float]) -> float:
     return sum(near) / len(near)
 
 
-def make_budget(kind: str, max_nodes: int, ahead: int, trees: bool = False) -> Budget:
-    return MeasuredBudget(max_nodes, ahead, trees) if kind == "measured" and max_nodes else FixedBudget(max_nodes)
+def make_budget(kind: str, drafter: Drafter | None, ahead: int) -> Budget:
+    most = 0 if drafter is None else drafter.max_nodes
+    if drafter is None or kind != "measured" or not most:
+        return FixedBudget(most)
+    return MeasuredBudget(most, ahead, NodeLuck(most) if is_nested(drafter) else Luck(most, drafter.trees))

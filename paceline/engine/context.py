@@ -204,7 +204,17 @@ class DraftContext:
         found: Tensor = (self.scores().exp() >= least).cumprod(1).sum(1)
         return found + 1 if self._keep_probs else found
 
-    def drawn(self, name: str, *, chain: bool = True, keep: int | None = None, most: Tensor | None = None) -> Proposal:
+    def drawn(
+        self,
+        name: str,
+        *,
+        chain: bool = True,
+        keep: int | None = None,
+        most: Tensor | None = None,
+        order: Tensor | None = None,
+    ) -> Proposal:
+        if order is not None:
+            self._stand(order)
         if most is not None and most is self._counts:  # within the budgets already
             self._whole = Proposal.of_chains(self._tokens, most, name)
             return self._whole
@@ -221,6 +231,13 @@ class DraftContext:
             self._tokens, self._parents, kept.sum(1), False, probs, names=(name,), max_depth=self._depth
         )
         return everything.only(kept, width)
+
+    def _stand(self, order: Tensor) -> None:
+        """Number anew what was drawn."""
+        numbers, above = torch.argsort(order), self._parents
+        self._parents = torch.where(above >= 0, numbers[above.clamp(min=0)], above)[:, order]
+        self._tokens, self._there = self._tokens[:, order], self._there[:, order]
+        self._probs = [torch.cat(self._probs, dim=1)[:, order]] if self._probs else []
 
     def _drawn_at_once(self, rounds: Rounds, name: str, most: Tensor) -> Proposal:
         """A chain cut to its budgets by kernels; nobody need cut it again."""

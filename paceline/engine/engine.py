@@ -34,7 +34,7 @@ from paceline.errors import EngineError, OptionError, first_line
 from paceline.models.batch import reaches_of
 
 # What a round brings a sequence that it is not void for: its number in the round, it, tokens kept, how many accepted.
-Told = tuple[int, Sequence, list[int], int]
+Told = tuple[int, Sequence, list[int], list[int]]
 
 
 Pending = tuple[Sequence, Update, int]  # an update to be told, and characters of its sample's text, with this
@@ -91,9 +91,8 @@ class Engine:
         self.table.spread = SPREAD if drafter is not None and drafter.trees else 0
         self.scheduler.waits = drafter is not None and not drafter.on_device
         self._most_ahead = self.depth if drafter is None or may_be_told_late(drafter) else 0
-        most, trees = (0, False) if drafter is None else (drafter.max_nodes, drafter.trees)
-        overlapping = -1 if not self._most_ahead else 0 if self.scheduler.waits else most
-        self.budget = budget or make_budget(self.budget_kind, most, overlapping, trees)
+        most = 0 if drafter is None or self.scheduler.waits else drafter.max_nodes
+        self.budget = budget or make_budget(self.budget_kind, drafter, most if self._most_ahead else -1)
         self.stats.watch(drafter.name if drafter is not None and drafter.learned else None)
 
     @torch.inference_mode()
@@ -201,13 +200,13 @@ class Engine:
             if not sequence.ahead:
                 sequence.num_launched = sequence.num_computed
             self.scheduler.publish(sequence)
-            told.append((number, sequence, kept, min(accepted, len(kept)) if accepted else 0))
+            told.append((number, sequence, kept, decision.nodes[: len(kept)]))
         self.runner.settle(round)
         seconds = self._record(round, drafted, told)
-        for number, sequence, kept, accepted in told:
+        for number, sequence, kept, met in told:
             if number < plan.num_sampling:
                 deepest = min(drafted.depths[number], sequence.max_length - len(sequence.tokens) + len(kept))
-                sequence.stats.count(deepest, accepted, len(kept))
+                sequence.stats.count(deepest, len(met), len(kept))
                 if deepest and drafted.origins is not None:
                     sequence.stats.credit(drafted.names[drafted.origins[number][0]], deepest)
             sequence.stats.spend(*seconds)
@@ -274,9 +273,9 @@ class Engine:
     def _record(self, round: Round, drafted: Drafted, told: list[Told]) -> tuple[float, float, float]:
         """Seconds of drafting, verifying and the rest."""
         seconds, self._last_read = round.times.spent(self._last_read), round.times.read
-        plan, rows, lengths = round.plan, len(round.batch.ids), tuple([accepted for _, _, _, accepted in told])
+        plan, rows, met = round.plan, len(round.batch.ids), tuple([nodes for _, _, _, nodes in told])
         proposed = sum([drafted.sizes[number] for number, _, _, _ in told if number < plan.num_sampling])
-        counts = proposed, sum(lengths), sum([len(kept) for _, _, kept, _ in told])
+        counts = proposed, sum(map(len, met)), sum([len(kept) for _, _, kept, _ in told])
         nodes = plan.budget if round.times.usual and all(work.count == 1 for work in plan.work) else None
-        self.stats.add(RoundRecord(rows, len(plan.work), sum(reaches_of(plan.work)), *counts, *seconds, nodes, lengths))
+        self.stats.add(RoundRecord(rows, len(plan.work), sum(reaches_of(plan.work)), *counts, *seconds, nodes, met))
         return seconds

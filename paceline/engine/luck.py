@@ -8,6 +8,7 @@ HOPED = 0.7  # of drafts, before anything is known
 LEAST, MOST = 4.0, 256.0  # rounds of a sequence that all the past counts
 KEPT, KEPT_OWN = 1 - 1 / 32, 1 - 1 / 256  # of what is known, a round later
 ENOUGH = 16.0  # rounds of a sequence that say what a tree brings
+NEXT, DOUBT = 0.85, 16.0  # of how often a node is met, the one behind it may be; as so many rounds that said so
 
 
 class Average:
@@ -35,18 +36,18 @@ class Luck:
     brought itself goes before it.
     """
 
-    def __init__(self, max_nodes: int, trees: bool) -> None:
+    def __init__(self, max_nodes: int, trees: bool = False) -> None:
         self.rounds = 0  # all there were, plain ones too
         self._positions = [Average(HOPED, KEPT, LEAST) for _ in range(max_nodes)]
         self._own: dict[int, Average] | None = {} if trees else None
         self._deepest: dict[int, int] = {}  # accepted of trees of a size
         self._new: dict[int, list[int]] = {}  # by nodes and length: rounds of a sequence that are not reckoned in yet
 
-    def learn(self, nodes: int, lengths: Sequence[int]) -> None:
-        """A round in which each sequence might have `nodes`; how many were accepted of each."""
+    def learn(self, nodes: int, met: Sequence[Sequence[int]]) -> None:
+        """A round in which each sequence might have `nodes`; which were accepted of each."""
         ended = self._new.setdefault(nodes, [0] * (nodes + 1))
-        for length in lengths:
-            ended[length] += 1
+        for path in met:
+            ended[len(path)] += 1
 
     def _reckon(self) -> None:
         for nodes, ended in self._new.items():
@@ -74,4 +75,34 @@ class Luck:
             share = position.value if position.weight else share
             survival *= share
             tokens += survival
+        return tokens
+
+
+class NodeLuck:
+    """The same of trees that are nested: fewer nodes are the first of more. Counted is how often each node is met, so a
+    round tells exactly what fewer nodes would have brought. A node that was seldom there is met hardly less often than
+    the one before it, until rounds say otherwise."""
+
+    def __init__(self, max_nodes: int) -> None:
+        self.rounds = 0
+        self._nodes = [Average(0.0, KEPT_OWN, 0.0) for _ in range(max_nodes)]
+        self._new: dict[int, tuple[list[int], int]] = {}  # by nodes: how often each was met, in rounds of a sequence
+
+    def learn(self, nodes: int, met: Sequence[Sequence[int]]) -> None:
+        times, count = self._new.get(nodes) or ([0] * nodes, 0)
+        for path in met:
+            for node in path:
+                times[node] += 1
+        self._new[nodes] = times, count + len(met)
+
+    def tokens(self, nodes: int) -> float:
+        for times, count in self._new.values():
+            for node, number in zip(self._nodes, times):
+                node.add(number, count, self.rounds)
+        self._new.clear()
+        tokens, guess, doubt = 1.0, HOPED, LEAST
+        for node in self._nodes[:nodes]:
+            weight = node.weight_at(self.rounds)
+            share = (node.value * weight + guess * doubt) / (weight + doubt)
+            tokens, guess, doubt = tokens + share, NEXT * share, DOUBT
         return tokens

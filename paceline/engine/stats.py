@@ -28,7 +28,7 @@ class RoundRecord(NamedTuple):
     verify_seconds: float  # forward, pipeline and verdict
     rest_seconds: float  # scheduling, packing, committing, detokenising
     nodes: int | None = None  # that each sequence might have; None: not a usual round of decoding alone
-    lengths: tuple[int, ...] = ()  # accepted, by sequence
+    met: tuple[list[int], ...] = ()  # the nodes that were accepted, by sequence
 
 
 def add_by_position(counts: Iterable[list[int]]) -> list[int]:

@@ -86,7 +86,7 @@ class Branches:
     network: Describes
     head: Weight
     levels: Sequence[Level]
-    num_nodes: int  # N
+    counts: Tensor  # [N+1] how many nodes a row has that may have so many
     feeding: Feeding  # the nodes that are fed lie one behind another
     finals: Tensor  # [B, H] what the first level is picked from
     states: Tensor  # [B, h] and what its nodes are fed with

@@ -13,7 +13,7 @@ import pytest
 
 from paceline import NGram
 from paceline.engine.budget import BUDGETS, Budget, Costs, FixedBudget, Load, MeasuredBudget
-from paceline.engine.luck import Luck
+from paceline.engine.luck import Luck, NodeLuck
 from paceline.engine.replaying import ReplayingRunner
 from paceline.engine.round import Plan
 from paceline.engine.sizes import find_size, usual_sizes
@@ -73,31 +73,33 @@ class Life:
         return tokens / seconds, chosen
 
     def record(self, nodes: int, shares: Shares, seconds: float) -> RoundRecord:
-        lengths = tuple([self.accepted(nodes, shares) for _ in range(self.running)])
-        counts = nodes * self.running, sum(lengths), sum(lengths) + self.running
+        met = tuple([list(range(self.accepted(nodes, shares))) for _ in range(self.running)])
+        total = sum(map(len, met))
+        counts = nodes * self.running, total, total + self.running
         seconds *= self.chooser.choice((0.99, 1.0, 1.01)) if self.chooser.random() < 0.99 else 5.0
-        return RoundRecord(self.running * (1 + nodes), self.running, 0, *counts, 0.0, seconds, 0.0, nodes, lengths)
+        return RoundRecord(self.running * (1 + nodes), self.running, 0, *counts, 0.0, seconds, 0.0, nodes, met)
 
     def accepted(self, nodes: int, shares: Shares) -> int:
         draw = self.chooser.random
         return next((depth for depth, share in enumerate(shares[:nodes]) if draw() >= share), min(nodes, len(shares)))
 
 
-def measured(told: bool = False, max_nodes: int = 5) -> MeasuredBudget:
-    budget = MeasuredBudget(max_nodes, ahead=True)
+def measured(told: bool = False, max_nodes: int = 5, nested: bool = False) -> MeasuredBudget:
+    budget = MeasuredBudget(max_nodes, True, NodeLuck(max_nodes) if nested else None)
     if told:
         budget.tell(TOLD)
     return budget
 
 
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize(("told", "nested"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("shares", [HEAD, FADING, POOR, NEVER], ids=["head", "fading", "poor", "never"])
 @pytest.mark.parametrize(("running", "rounds"), [(1, 1000), (16, 500), (64, 250), (256, 250)])
 def test_it_is_near_the_best_fixed_number_and_never_much_slower_than_plain(
-    running: int, rounds: int, shares: Shares, told: bool
+    running: int, rounds: int, shares: Shares, told: bool, nested: bool
 ) -> None:
+    """A chain is a nested tree too."""
     rates = {nodes: running * expected(shares, nodes) / COSTS[running, nodes] for nodes in TABLE[running]}
-    found, chosen = Life(measured(told), running).live(rounds, shares)
+    found, chosen = Life(measured(told, nested=nested), running).live(rounds, shares)
     assert found > 0.95 * max(rates.values()), chosen
     assert found > rates[0] / 1.03, chosen
 
@@ -166,7 +168,7 @@ def test_rounds_that_say_nothing_of_drafting_are_not_counted() -> None:
     life = Life(budget, 1, history=history)
     for _ in range(100):
         life.live(2, FADING)
-        history.add(RoundRecord(99, 1, 0, 0, 0, 1, 0.0, 900.0, 0.0, None, (0,)))
+        history.add(RoundRecord(99, 1, 0, 0, 0, 1, 0.0, 900.0, 0.0, None, ([],)))
     assert life.live(100, FADING)[1].most_common(1)[0][0] in (2, 3)
 
 
@@ -182,8 +184,30 @@ def test_what_drafting_takes_counts_where_nothing_overlaps() -> None:
         for _ in range(300):
             nodes = budget.choose(1, history)
             chosen[nodes] += 1
-            history.add(RoundRecord(1 + nodes, 1, 0, nodes, nodes, 1 + nodes, 20.0 * nodes, 5.0, 0.0, nodes, (nodes,)))
+            history.add(
+                RoundRecord(1 + nodes, 1, 0, nodes, nodes, 1 + nodes, 20.0 * nodes, 5.0, 0.0, nodes, ([*range(nodes)],))
+            )
         assert chosen.most_common(1)[0][0] == best
+
+
+def met(*lengths: int) -> list[list[int]]:
+    """So many drafts of a chain were accepted, by sequence."""
+    return [list(range(length)) for length in lengths]
+
+
+def test_of_nested_trees_every_round_tells_what_fewer_nodes_would_have_brought() -> None:
+    luck = NodeLuck(8)
+    assert luck.tokens(3) == pytest.approx(1 + 0.7 + 0.7 * 0.85 + 0.7 * 0.85**2), "a guess"
+    for _ in range(40):
+        luck.rounds += 1
+        luck.learn(5, [[0, 1, 4], [0], [2], [], [0, 3]])
+    assert [luck.tokens(nodes) for nodes in range(6)] == pytest.approx([1.0, 1.6, 1.8, 2.0, 2.2, 2.4], abs=0.05)
+    behind = luck.tokens(5) - luck.tokens(4)
+    assert luck.tokens(7) - luck.tokens(5) == pytest.approx((0.85 + 0.85**2) * behind), "as likely, or nearly so"
+    luck.learn(2, [[0, 1]] * 1000)
+    assert luck.tokens(2) > 2.5 and luck.tokens(5) - luck.tokens(2) == pytest.approx(0.6, abs=0.1)
+    luck.rounds += 5000
+    assert luck.tokens(3) == pytest.approx(1 + 0.7 + 0.7 * 0.85 + 0.7 * 0.85**2), "long ago: a guess again"
 
 
 def test_a_tree_brings_what_it_brought_itself_and_a_chain_what_longer_ones_tell() -> None:
@@ -191,12 +215,12 @@ def test_a_tree_brings_what_it_brought_itself_and_a_chain_what_longer_ones_tell(
         luck = Luck(8, trees)
         for _ in range(40):
             luck.rounds += 1
-            luck.learn(8, [5, 5, 5, 5, 0])
+            luck.learn(8, met(5, 5, 5, 5, 0))
         assert luck.tokens(3) == pytest.approx(3.4, abs=0.1), "a guess: as far as the large one came"
         assert luck.tokens(8) == pytest.approx(5.0, abs=0.2)
         for _ in range(8):
             luck.rounds += 1
-            luck.learn(3, [1, 0, 1, 0, 0, 1] if trees else [3, 3, 3, 3, 0])
+            luck.learn(3, met(1, 0, 1, 0, 0, 1) if trees else met(3, 3, 3, 3, 0))
         assert luck.tokens(3) == pytest.approx(small, abs=0.1)
         assert luck.tokens(8) == pytest.approx(5.0, abs=0.2), "which says nothing of the large one"
         luck.rounds += 2000
@@ -206,7 +230,7 @@ def test_a_tree_brings_what_it_brought_itself_and_a_chain_what_longer_ones_tell(
 def test_where_a_small_tree_ends_says_nothing_of_larger_ones() -> None:
     tree, chain = Luck(8, trees=True), Luck(8, trees=False)
     for luck in (tree, chain):
-        luck.learn(3, [2] * 40)
+        luck.learn(3, met(2) * 40)
     assert tree.tokens(3) == 3.0 and tree.tokens(8) > 5.0
     assert chain.tokens(3) == pytest.approx(chain.tokens(8), abs=0.2), "a third draft was there, and was wrong"
 
@@ -229,8 +253,8 @@ def test_the_text_is_the_same_and_rounds_say_what_they_were_allowed(behind: int 
     assert [one.outputs[0].token_ids for one in llm.generate(prompts, **params)] == plain
     recent = llm.engine.stats.recent
     assert {record.nodes for record in recent} >= {None, 0, 1}, "prompts, drafts and none were there"
-    assert all(sum(record.lengths) == record.accepted for record in recent)
-    assert all(len(record.lengths) == record.sequences for record in recent if record.nodes and not behind)
+    assert all(sum(map(len, record.met)) == record.accepted for record in recent)
+    assert all(len(record.met) == record.sequences for record in recent if record.nodes and not behind)
 
 
 def test_what_rounds_take_is_measured_before_the_first_request_where_they_are_captured() -> None:

@@ -23,16 +23,16 @@ from paceline.kernels.triton import picking
 from paceline.kernels.triton.device import PDL, begin, launching
 
 _POINTERS = [
-    *("keys", "names", "tokens", "counts", "slots", "starts", "most", "first", "pages", "seats", "paths", "states"),
-    *("out", "path", "given"),
+    *("keys", "names", "tokens", "counts", "sizes", "slots", "starts", "most", "first", "pages", "seats", "paths"),
+    *("states", "out", "path", "given"),
 ]
 _NUMBERS = ["parts", "nodes", "rows", "level", "fed", "width", "num_rows", "page_row", "null", "longest", "state_row"]
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
 def _branch_kernel(
-    keys, names, tokens, counts, slots, starts, most, first, pages, seats, paths, states, out, path, given, parts,
-    nodes, rows, level, fed, width, num_rows, page_row, null, longest, state_row, SIZE: tl.constexpr,
+    keys, names, tokens, counts, sizes, slots, starts, most, first, pages, seats, paths, states, out, path, given,
+    parts, nodes, rows, level, fed, width, num_rows, page_row, null, longest, state_row, SIZE: tl.constexpr,
     CHILDREN: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, STATE: tl.constexpr, WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -43,7 +43,7 @@ def _branch_kernel(
     of, node = row // rows, row % rows
     limit = tl.load(most + of)
     if counts is not None:
-        tl.store(counts + of, tl.minimum(limit, nodes))
+        tl.store(counts + of, tl.load(sizes + tl.minimum(limit, nodes)))
     left = tl.load(keys + row * parts + part, part < parts, -0x7FFFFFFFFFFFFFFF)
     if out is not None:
         column, depth = tl.arange(0, WIDE), tl.arange(0, DEPTH)
@@ -89,7 +89,7 @@ class _Fed(NamedTuple):
 def draw(ops: Ops, tree: Branches, caches: Sequence[LayerCache]) -> Drafts:
     """Drafts for each of B rows, by any kernels whose results stay on the device."""
     batch, device = len(tree.finals), tree.finals.device
-    tokens = torch.empty((batch, tree.num_nodes), dtype=torch.int64, device=device)
+    tokens = torch.empty((batch, len(tree.counts) - 1), dtype=torch.int64, device=device)
     counts = torch.empty_like(tree.feeding.most)
     final, states, fed = tree.finals, tree.states, 0
     for number, level in enumerate(tree.levels):
@@ -135,9 +135,9 @@ def _branch(
     nodes, children, _ = level.seats.shape
     width, parts, pages = len(level.paths), keys.shape[1], feeding.page_table
     fields, path, given = (None, None, None) if rows is None else rows
-    numbers = (parts, tree.num_nodes, nodes, number, fed, width, len(tokens) * width, pages.stride(0), len(pages) - 1)
+    numbers = (parts, tokens.shape[1], nodes, number, fed, width, len(tokens) * width, pages.stride(0), len(pages) - 1)
     _branch_kernel[(len(keys),)](
-        *(keys, tree.ids, tokens, counts, *feeding[:5], level.seats, level.paths, states, fields, path, given),
+        *(keys, tree.ids, tokens, counts, tree.counts, *feeding[:5], *level, states, fields, path, given),
         *(*numbers, tree.longest, states.stride(0)),
         SIZE=feeding.block_size,
         CHILDREN=children,

@@ -131,7 +131,7 @@ def move(caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
                     WIDE=triton.next_power_of_2(width),
                     DEPTH=triton.next_power_of_2(depth),
                     PDL=PDL,
-                    **launching(4),
+                    **launching(4 if depth * width <= 4096 else 8),
                 )
 
 

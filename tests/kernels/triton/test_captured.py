@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from paceline import Eagle
 from paceline.engine.budget import FixedBudget
 from paceline.engine.device import DeviceRunner
 from paceline.engine.replaying import ReplayingRunner
 from paceline.engine.round import Round
 from paceline.testing import SETTINGS, prompts, tiny_llm
 from tests.drafters.contract import DRAFTERS
+from tests.drafters.tiny_eagle import tiny_eagle
 from tests.kernels.triton.launches import Launches
 from tests.kernels.triton.leaving import go_through_all
 
@@ -49,8 +51,9 @@ def ran(name: str, kernels: str, captured: bool) -> Ran:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, way, noting)
-        llm = tiny_llm(DRAFTERS[name]({}), kernels=kernels, behind=1, captured=captured, budget="fixed", max_num_seqs=2)
-        llm.engine.budget = FixedBudget(2)
+        drafter = Eagle(tiny_eagle("third"), 5, tree="static") if name == "tree" else DRAFTERS[name]({})
+        llm = tiny_llm(drafter, kernels=kernels, behind=1, captured=captured, budget="fixed", max_num_seqs=2)
+        llm.engine.budget = FixedBudget(5 if name == "tree" else 2)
         runner: Any = llm.engine.runner
         if kernels == "triton":
             go_through_all(patch, llm)  # what that leaves behind is seen by nobody
@@ -61,7 +64,7 @@ def ran(name: str, kernels: str, captured: bool) -> Ran:
     return found
 
 
-@pytest.mark.parametrize("name", ["eagle3", "draft_model"])
+@pytest.mark.parametrize("name", ["eagle3", "tree", "draft_model"])
 def test_replayed_rounds_draft_what_launched_ones_do(name: str) -> None:
     pytest.importorskip("triton")
     wanted = ran(name, "reference", captured=False).drafts
@@ -77,5 +80,10 @@ def test_a_draft_takes_eleven_launches_and_reading_pairs_thirteen() -> None:
     pick, begin = ["product", "_link_kernel"], ["_budget_kernel", "_take_kernel"]  # the head, and who notes its pick
     layer = ["_join", "product", "store_heads", "look", "product", "fold", "product", "product", "_rms_norm"]
     assert found.proposed[-1] == [*begin, *pick, *layer, *pick]
+    # Of a tree a launch more finds several in place of the best; its levels are as many as a chain has drafts.
+    found, pick = ran("tree", "triton", captured=True), ["product", "_best_kernel", "_branch_kernel"]
+    assert found.proposed[-1] == [*begin, *pick, *layer, *pick, *layer, *pick]
     # What was kept; the target's states through one product; the layer; what is kept by slot and by page.
-    assert found.settled[-1] == ["_observe_kernel", "product", *layer, "_put_kernel", "_put_kernel"]
+    settled = ["_observe_kernel", "product", *layer, "_put_kernel", "_put_kernel"]
+    assert ran("eagle3", "triton", captured=True).settled[-1] == settled
+    assert found.settled[-1] == ["index", "_moves_kernel", *["_move_kernel"] * 2, *settled], "in all layers at once"
