@@ -256,8 +256,8 @@ def _padded(width: int) -> int:
 def _config(tiles: Tiles, shape: dict[str, Any], tree: bool, size: int) -> tuple[int, int, dict[str, Any]]:
     """The (row, head) pairs of a program, the positions of a block, how it is compiled; size: bytes of a value."""
     wide = max(shape["WIDE_PAD"], shape["MAIN_PAD"]) * size // 2
-    # A tree's rows are looked at one after another, so a program has few. What a wide head comes to fills the
-    # registers, and float32 is multiplied without tensor cores.
+    # All rows of a program meet the keys that each of a tree's has of its own, so there are few. What a wide head comes
+    # to fills the registers, and float32 is multiplied without tensor cores.
     few = wide > 256 or size > 2 or (tree and not tiles.long)
     m = min(16 if few else PAIRS, _padded(tiles.rows * shape["GROUP"]))
     way = NARROW if wide <= 128 else WIDE
