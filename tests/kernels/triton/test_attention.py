@@ -191,8 +191,9 @@ def test_a_block_may_be_everyones_up_to_where_rows_have_keys_of_their_own(
     monkeypatch.setattr(attention, "OWN_ROOM", 2 * 32 * 16 * 2)
     same = Same(attention, device, torch.bfloat16)
     chunk = same.attend(same.chain_q, same.chain, 16, 1)
-    for rows in (16, 3):
-        tree = same.attend(same.q, same.tree, rows, 1)
+    for rows, long in ((16, False), (3, False), (16, True)):
+        given = [replace(some, long=long) for some in tiles(attention, same.tree, rows)]
+        tree = attention.attend(same.q, same.cache, same.tree, given, attention.Look(same.heads, 0.3))
         assert all(torch.equal(tree[1 + node], chunk[3 + depth]) for depth, node in enumerate(same.deepest))
 
 
