@@ -33,11 +33,12 @@ class KVCache:
         if windowed is None:
             self.layers = self.add_layers(specs)
             return
-        made = [self._add([spec], self.pool if spec.window is None else windowed)[0] for spec in specs]
-        by_window = [
-            [layer for layer, spec in zip(made, specs) if (spec.window is None) == whole] for whole in (True, False)
+        self.groups = [
+            self._add([spec for spec in specs if (spec.window is None) == whole], pool)
+            for whole, pool in ((True, self.pool), (False, windowed))
         ]
-        self.layers, self.groups = made, by_window
+        seeing_all, seeing_few = map(iter, self.groups)
+        self.layers = [next(seeing_all if spec.window is None else seeing_few) for spec in specs]
 
     def add_layers(self, specs: Sequence[LayerSpec]) -> list[LayerCache]:
         """Storage for more layers."""
@@ -47,12 +48,11 @@ class KVCache:
         """Zeros, because masked rows are multiplied by 0, and 0 · NaN is NaN."""
         rows = -(-pool.num_rows // TOGETHER) * TOGETHER
         layers: list[LayerCache] = []
-        for spec, alike in groupby(specs):
+        for parts, alike in groupby(spec.parts for spec in specs):
             count = len(list(alike))
-            # A head's rows lie side by side, since attention reads one head at all positions; layers that are alike as
-            # far apart as any other two, so that one kernel finds them all.
-            shapes = [(count, part.heads, rows, part.width) for part in spec.parts]
-            made = (self._zeros(shape, part.dtype) for shape, part in zip(shapes, spec.parts))
+            # A head's rows lie side by side, since attention reads one head at all positions; neighbours that are alike
+            # lie evenly apart, so that one kernel finds them all.
+            made = (self._zeros((count, part.heads, rows, part.width), part.dtype) for part in parts)
             layers += zip(*(part.transpose(1, 2).unbind() for part in made))
         return layers
 

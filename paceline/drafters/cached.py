@@ -129,7 +129,7 @@ class CachedDrafter(QuietDrafter):
         return self._pack(work, table, nodes)
 
     def feeding(self, context: Context, most: Tensor) -> Feeding:
-        """Where a chain of its own drafts is fed, behind everyone's newest token: most[b] - 1 of them."""
+        """Where its own drafts are fed, one behind another, behind everyone's newest token: most[b] - 1 of them."""
         pages, size = context.table.pages.tensor, self._cache.pool.block_size
         return Feeding(context.slots, context.lengths, most, self.first, pages, size)
 

@@ -48,7 +48,7 @@ class DraftContext:
         self._budgets: Tensor | None = None
         self._whole: Proposal | None = None  # made here, and within its budgets
         self._prunable, self._single, self._depth = True, True, 0  # single: one child of one parent at every draw
-        self._counts: Tensor | None = None  # [B] of a chain that was drawn at once
+        self._counts: Tensor | None = None  # [B] of what was drawn at once
         self._probs: list[Tensor] = []  # [B, P·count, V] a draw
         self._processed: list[tuple[Tensor, Tensor, Tensor]] = []  # unscored draws: logits [B, P, V], parents, picks
 

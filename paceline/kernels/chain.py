@@ -35,7 +35,7 @@ Picks = Picking | Keyed  # the latter where kernels look up the slots themselves
 
 
 class Feeding(NamedTuple):
-    """Where the drafts of B rows are fed, one position after the other."""
+    """Where the drafts of B rows are fed, one line after the other."""
 
     slots: Tensor  # [B]
     starts: Tensor  # [B] the first draft's position

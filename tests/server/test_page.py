@@ -243,15 +243,20 @@ def test_an_answer_is_laid_out_once_a_frame_however_fast_it_comes(page: Browser)
 
 
 def test_a_reader_who_scrolls_away_is_left_there(page: Browser) -> None:
+    log, shown = "document.querySelector('#log')", "document.querySelectorAll('.words .token').length"
     send(page, "the next rider", wait=False, max_tokens=LENGTH - 100)
-    page.wait("document.querySelector('#log').scrollTop > 400")
-    page.evaluate("document.querySelector('#log').scrollTop = 100")
-    shown = "document.querySelectorAll('.words .token').length"
+    page.wait(f"{log}.scrollTop > 400")
+    followed = page.evaluate(f"(() => {{ const at = {log}.scrollTop; {log}.scrollTop = 100; return at; }})()")
     page.wait(f"{shown} > {page.evaluate(shown) + 300}")
-    assert page.evaluate("document.querySelector('#log').scrollTop") == 100
+    assert page.evaluate(f"{log}.scrollTop") == 100
+    further = int(followed) + 50  # and still far from the end
+    page.wait(f"{log}.scrollHeight - {log}.clientHeight > {further + 200}")
+    page.evaluate(f"{log}.scrollTop = {further}")
+    page.wait(f"{shown} > {page.evaluate(shown) + 300}")
+    assert page.evaluate(f"{log}.scrollTop") == further
     page.press("Escape")
     page.wait(IDLE)
-    assert page.evaluate("document.querySelector('#log').scrollTop") == 100
+    assert page.evaluate(f"{log}.scrollTop") == further
 
 
 def test_a_conversation_is_sent_whole_and_can_be_begun_again(page: Browser, address: str) -> None:

@@ -249,7 +249,7 @@ class NativeOps:
 
     def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
         source, target = source.contiguous(), target.contiguous()
-        rows = source.data_ptr(), target.data_ptr(), len(source)
+        rows = source.data_ptr(), target.data_ptr(), source.numel()
         self.library.paceline_keep(self._layers_of(caches).array, len(caches), *rows)
 
     def _record(self, model: Describes) -> Recording:

@@ -174,7 +174,7 @@ def _launch(
         v_stride=values.stride(0), v_head=values.stride(1),
         subs=subs, splits=splits, chunks=chunks, tile_rows=tiles.rows if room < q.shape[0] else 0,
         BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block, M=m, FEW=few,
-        OWNERS=_owners(m, shape, q.element_size()) if seen["TREE"] else 0,
+        OWNERS=_owners(tiles, m, shape, q.element_size()) if seen["TREE"] else 0,
         AHEAD=max(2, min(32, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
         FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
         SPLIT=splits > 1, SMALL=all(len(part) * part.stride(0) < SMALL for part in layer), PDL=PDL,
@@ -182,8 +182,11 @@ def _launch(
     )  # fmt: skip
 
 
-def _owners(m: int, shape: dict[str, Any], size: int) -> int:
-    """Rows of a tree that look on their own side by side: all that a program has, if there is room for their keys."""
+def _owners(tiles: Tiles, m: int, shape: dict[str, Any], size: int) -> int:
+    """Rows of a tree that look on their own side by side: all that a program has, if there is room for their keys. One
+    after another where hardly any is a node: the others' registers are spared."""
+    if tiles.long:
+        return 1
     rows: int = m // shape["GROUP"] + (2 if m % shape["GROUP"] else 0)
     most: int = OWN_ROOM // (max(shape["MAIN_PAD"], shape["WIDE_PAD"]) * size * looking.OWN_STEP.value)
     return 1 << max(0, min((rows - 1).bit_length(), most.bit_length() - 1))
@@ -256,8 +259,8 @@ def _padded(width: int) -> int:
 def _config(tiles: Tiles, shape: dict[str, Any], tree: bool, size: int) -> tuple[int, int, dict[str, Any]]:
     """The (row, head) pairs of a program, the positions of a block, how it is compiled; size: bytes of a value."""
     wide = max(shape["WIDE_PAD"], shape["MAIN_PAD"]) * size // 2
-    # A tree's rows are looked at one after another, so a program has few. What a wide head comes to fills the
-    # registers, and float32 is multiplied without tensor cores.
+    # All rows of a program meet the keys that each of a tree's has of its own, so there are few. What a wide head comes
+    # to fills the registers, and float32 is multiplied without tensor cores.
     few = wide > 256 or size > 2 or (tree and not tiles.long)
     m = min(16 if few else PAIRS, _padded(tiles.rows * shape["GROUP"]))
     way = NARROW if wide <= 128 else WIDE

@@ -1,7 +1,7 @@
 """Trees of drafts of one shape without leaving the device: the sisters of a level go through the network together.
 
-Who picks notes all children of a node, and where those that grow are fed; see `kernels/chain.Branches`. As many
-launches a level as `chaining` has a draft.
+Who picks notes all children of a node, and where those that grow are fed; see `kernels/chain.Branches`. Two launches a
+level beside network and head, as `chaining` has for a draft that is sampled.
 """
 
 from __future__ import annotations

@@ -120,6 +120,7 @@ def move(caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
     """Rows source [B, D] of all layers to target [B, D], a sequence's own; a launch for each part of layers alike."""
     if not source.numel():
         return
+    source, target = source.contiguous(), target.contiguous()
     batch, depth = source.shape if source.dim() == 2 else (1, len(source))
     for _, alike in groupby(caches, key=lambda layer: [(part.shape, part.stride(), part.dtype) for part in layer]):
         for parts in zip(*alike):

@@ -20,9 +20,9 @@ from paceline.kernels.triton.device import begin, prefetch
 
 COLUMNS = tl.constexpr(8)  # of ones, all of which hold the same sum: the narrowest product, and waits for no wider one
 NOWHERE = tl.constexpr(1 << 30)  # behind every position
-OWN_STEP = tl.constexpr(
-    32
-)  # positions at which rows of a tree look on their own at once: a multiple of a product's step
+# Positions that a row of a tree looks at on its own at once. They begin at multiples of it, as a product's steps of 16
+# do in a block, so that a step adds the same positions as in a chain.
+OWN_STEP = tl.constexpr(32)
 
 
 @triton.jit

@@ -2,7 +2,8 @@
 
 To the bit what `sampling/noise.py` and `sampling/verify.argmax` make in tensor operations: hashing in 32-bit integers,
 noise in float64 additions and multiplications that nothing may fuse. A program has BLOCK neighbours of one row and
-leaves one integer, value before id, so that the greatest of those is the pick and no order matters.
+leaves an integer, value before id, so that the greatest of those is the pick and no order matters; or, where a node
+gets several children, as many, its greatest.
 """
 
 from __future__ import annotations
@@ -76,9 +77,7 @@ def _leave(to, values, ids, COUNT: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["vocabulary", "stride"])
-def _best_kernel(
-    logits, keys, vocabulary, stride, COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
+def _best_kernel(logits, keys, vocabulary, stride, COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     begin(PDL, True)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = part * BLOCK + tl.arange(0, BLOCK)
@@ -163,6 +162,7 @@ def next_of(keys):
 
 @triton.jit
 def named(key):
+    """The id that a key names, or -1."""
     # No id is 2^31 - 1, which 0 would name: so much is there where whoever leaves keys was left out (`compiling`).
     there = ((key >> 32) > _NOTHING) & (key != _NAN) & (key != 0)
     return tl.where(there, _LAST - (key & _LAST), -1)
@@ -183,8 +183,8 @@ def best(values: Tensor) -> Tensor:
 def best_keys(values: Tensor, count: int = 1) -> Tensor:
     """[R, V] → [R, parts · count] keys, the greatest `count` of which name a row's likeliest."""
     values, keys = _prepare(values, count)
-    sizes = {"COUNT": count, "BLOCK": BLOCK}
-    _best_kernel[_grid(keys, count)](values, keys, values.shape[1], values.stride(0), **sizes, PDL=PDL, **launching(4))
+    grid, sizes = (len(keys), keys.shape[1] // count), {"COUNT": count, "BLOCK": BLOCK}
+    _best_kernel[grid](values, keys, values.shape[1], values.stride(0), **sizes, PDL=PDL, **launching(4))
     return keys
 
 
@@ -196,7 +196,7 @@ def sample(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Te
 def sample_keys(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed, count: int = 1) -> Tensor:
     """[R, V] → [R, parts · count] keys, the greatest of which names a row's sample, the next what would be without."""
     logits, keys = _prepare(logits, count)
-    _sample(logits, keys, None, slots, positions, keyed, count)
+    _sample(logits, keys, None, slots, positions, keyed)
     return keys
 
 
@@ -208,24 +208,17 @@ def perturb(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> T
     return out
 
 
-def _sample(
-    logits: Tensor,
-    keys: Tensor,
-    out: Tensor | None,
-    slots: Tensor,
-    positions: Tensor,
-    keyed: Keyed,
-    count: int = 1,
-) -> None:
+def _sample(logits: Tensor, keys: Tensor, out: Tensor | None, slots: Tensor, positions: Tensor, keyed: Keyed) -> None:
+    parts = triton.cdiv(logits.shape[1], BLOCK)
     columns = (keyed.seeds, keyed.samples, keyed.greedy)
     strides = (keyed.seeds.stride(0), 0 if keyed.temperature is None else keyed.temperature.stride(0))
     assert all(column.stride(0) == strides[0] for column in columns), "the columns of one table"
-    _sample_kernel[_grid(keys, count)](
+    _sample_kernel[(len(keys), parts)](
         *(logits, keys, out, slots, positions, *columns, keyed.temperature, keyed.extra, keyed.ids, keyed.rows),
         *(*keyed.tables, logits.shape[1], logits.stride(0), *strides, keyed.ahead),
         STREAM=keyed.stream,
         NUMBERS=keyed.numbers,
-        COUNT=count,
+        COUNT=keys.shape[1] // parts,
         BLOCK=BLOCK,
         PDL=PDL,
         **launching(4),
@@ -238,11 +231,6 @@ def _prepare(logits: Tensor, count: int = 1) -> tuple[Tensor, Tensor]:
         logits = logits.contiguous()
     keys = triton.cdiv(logits.shape[1], BLOCK) * count
     return logits, torch.empty((len(logits), keys), dtype=torch.int64, device=logits.device)
-
-
-def _grid(keys: Tensor, count: int) -> tuple[int, int]:
-    """A program for each row's each part."""
-    return len(keys), keys.shape[1] // count
 
 
 def decide(keys: Tensor) -> Tensor:

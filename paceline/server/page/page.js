@@ -173,12 +173,15 @@ function keep(answer) {
   else messages.pop(); // a question nobody answered is not part of it
 }
 
-// Keep the newest words in sight, unless the reader has scrolled away from them.
-let left = 0; // where that left off: text alone scrolls nothing
+// Keep the newest words in sight, unless the reader has scrolled away from them and not come back.
+let left = 0; // where that left off: text alone scrolls nothing; behind everything while the reader is away
 function follow(always = false) {
   const scrolled = log.scrollHeight > log.clientHeight ? log : document.scrollingElement;
   const below = scrolled.scrollHeight - scrolled.scrollTop - scrolled.clientHeight;
-  if (!always && below >= NEAR_PIXELS && scrolled.scrollTop < left) return;
+  if (!always && below >= NEAR_PIXELS && scrolled.scrollTop < left) {
+    left = Infinity;
+    return;
+  }
   log.lastElementChild?.scrollIntoView({ block: "end" });
   left = scrolled.scrollTop;
 }

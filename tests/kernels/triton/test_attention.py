@@ -182,6 +182,21 @@ def test_a_rows_bits_are_the_same_alone_in_a_chunk_and_as_a_node(
         assert torch.equal(alone[0], chunk[row])
 
 
+def test_a_block_may_be_everyones_up_to_where_rows_have_keys_of_their_own(
+    attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As blocks of real models are: wider than what a row looks at on its own at once, here two rows side by side."""
+    for name, value in (("BLOCKS", (128, 128)), ("CHUNK", 128), ("EDGE", 128), ("FAR_CHUNK", 128)):
+        monkeypatch.setattr(attention, name, value)
+    monkeypatch.setattr(attention, "OWN_ROOM", 2 * 32 * 16 * 2)
+    same = Same(attention, device, torch.bfloat16)
+    chunk = same.attend(same.chain_q, same.chain, 16, 1)
+    for rows, long in ((16, False), (3, False), (16, True)):
+        given = [replace(some, long=long) for some in tiles(attention, same.tree, rows)]
+        tree = attention.attend(same.q, same.cache, same.tree, given, attention.Look(same.heads, 0.3))
+        assert all(torch.equal(tree[1 + node], chunk[3 + depth]) for depth, node in enumerate(same.deepest))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_neither_tiles_nor_splits_change_a_bit(attention: Any, device: torch.device, dtype: torch.dtype) -> None:
     same = Same(attention, device, dtype)

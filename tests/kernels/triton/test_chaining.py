@@ -18,8 +18,11 @@ from tests.drafters.contract import DRAFTERS
 from tests.drafters.tiny_eagle import tiny_eagle
 
 
-def proposed(config: Any, setting: str, count: int = 4) -> list[tuple[list[list[int]], list[list[int]], list[int]]]:
-    """All that a drafter proposes in a run that is a round behind: tokens, parents, sizes."""
+def proposed(
+    config: Any, setting: str, rooms: tuple[int, ...] = ()
+) -> list[tuple[list[list[int]], list[list[int]], list[int]]]:
+    """All that a drafter proposes in a run that is a round behind: tokens, parents, sizes. Rooms: how many nodes the
+    sequences may have, in turn."""
     from paceline.kernels.triton.rounds import TritonRounds
 
     llm = tiny_llm(config, behind=1)
@@ -29,6 +32,9 @@ def proposed(config: Any, setting: str, count: int = 4) -> list[tuple[list[list[
     plain = drafter.propose
 
     def propose(context: Context) -> Proposal:
+        if rooms:
+            given = [rooms[(len(found) + row) % len(rooms)] for row in range(len(context.slot_list))]
+            context.budgets = torch.minimum(context.budgets, torch.tensor(given))
         proposal: Proposal = plain(context)
         place = torch.arange(proposal.num_nodes)
         inside = place < proposal.sizes[:, None]
@@ -37,7 +43,7 @@ def proposed(config: Any, setting: str, count: int = 4) -> list[tuple[list[list[
         return proposal
 
     drafter.propose = propose
-    tokens_of(llm, 2, setting, max_tokens=count)
+    tokens_of(llm, 2, setting, max_tokens=len(rooms) or 4)
     return found
 
 
@@ -65,30 +71,42 @@ def test_a_chain_is_the_one_that_is_drawn_step_by_step(
 
 
 @pytest.mark.parametrize(
-    ("head", "nodes", "setting"),
-    [("first", 25, "greedy"), ("third", 25, "seeded"), ("third", 8, "greedy"), ("first", 4, "seeded")],
+    ("head", "setting", "rooms"),
+    [("first", "greedy", (25, 7, 0, 12, 3)), ("third", "seeded", (25, 6, 1)), ("third", "greedy", (4, 2, 3))],
 )
 def test_a_tree_is_the_one_that_is_drawn_level_by_level(
-    head: str, nodes: int, setting: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    head: str, setting: str, rooms: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To its end: the last rounds have room for a part of it."""
+    """Whole, and where there is room for a part of it: then what has no room is fed to nobody."""
     from paceline.kernels.triton import branching
 
     if device.type != "cpu":
         pytest.skip("the tiny models are on the CPU")
-    config = Eagle(tiny_eagle(head), nodes, tree="static")
-    expected = proposed(config, setting, 12)
-    drawn = []
+    config = Eagle(tiny_eagle(head), max(rooms), tree="static")
+    expected = proposed(config, setting, rooms)
+    drawn: list[Any] = []
+    fed: list[bool] = []
 
     def draw(ops: Any, tree: Any, caches: Any) -> Any:
-        drawn.append(branching.draw(ops, tree, caches))
+        feeding, plain, lines = tree.feeding, ops.run, []
+
+        def run(network: Any, inputs: Any, *rest: Any) -> Any:
+            somebodys = (inputs.layout.slots != len(feeding.page_table) - 1).view(len(feeding.most), -1)
+            lines.append(torch.arange(somebodys.shape[1]) + sum(map(len, lines)))
+            assert torch.equal(somebodys, lines[-1] < feeding.most[:, None] - 1)
+            fed.extend(somebodys.flatten().tolist())
+            return plain(network, inputs, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ops, "run", run)
+            drawn.append(branching.draw(ops, tree, caches))
         return drawn[-1]
 
     monkeypatch.setattr(ReferenceOps, "trees", True)
     monkeypatch.setattr(ReferenceOps, "tree", draw)
-    found = proposed(config, setting, 12)
-    assert found == expected
-    assert len(drawn) == len(expected) and nodes in {size for *_, sizes in expected for size in sizes}
+    assert proposed(config, setting, rooms) == expected
+    assert len(drawn) == len(expected) and {size for *_, sizes in expected for size in sizes} == set(rooms)
+    assert {True, False} == set(fed)
 
 
 def test_a_head_that_finds_the_best_on_the_way_draws_the_same(device: torch.device) -> None:

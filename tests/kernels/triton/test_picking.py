@@ -120,3 +120,28 @@ def test_keys_that_nobody_left_name_nothing(device: torch.device) -> None:
 
     keys = torch.zeros(2, 3, dtype=torch.int64, device=device)
     assert picking.decide(keys).tolist() == [-1, -1]
+
+
+def test_keys_name_as_many_as_are_asked_for_the_best_first(device: torch.device) -> None:
+    """Of equals the lowest; where fewer are above -inf, none; and of a NaN none, but the others behind it."""
+    from paceline.kernels.triton.picking import best_keys, decide, sample_keys
+
+    def named(keys: Tensor, count: int) -> list[list[int]]:
+        found = []
+        for _ in range(count):
+            found.append(decide(keys).tolist())
+            keys = torch.where(keys == keys.max(dim=1, keepdim=True).values, -(2**63) + 1, keys)
+        return torch.tensor(found).t().tolist()
+
+    values = torch.full((4, 2100), -3.0)  # three programs a row
+    values[0, [7, 1500, 2099]], values[1, [1023, 1024]] = torch.tensor([2.0, 2.0, 5.0]), torch.tensor([-0.0, 0.0])
+    values[2], values[2, 9], values[3, 1200], values[3, 4] = -INF, 0.0, torch.nan, 1.0
+    found = named(best_keys(values.to(device), 3), 3)
+    assert found == [[2099, 7, 1500], [1023, 1024, 0], [9, -1, -1], [-1, 4, 0]]
+    assert named(best_keys(values[:2, :2].to(device), 3), 3) == [[0, 1, -1]] * 2, "a vocabulary of two"
+    logits, where = made(1100, 40.0).to(device), (PLACES.to(device), POSITIONS.to(device))
+    how = keyed(device, noise.SAMPLE, None)
+    sampled = named(sample_keys(logits, *where, how, 3), 3)
+    for child in range(3):
+        assert [row[child] for row in sampled] == decide(sample_keys(logits, *where, how)).tolist()
+        logits[range(len(sampled)), [row[child] for row in sampled]] = -INF
