@@ -106,8 +106,7 @@ class EagleDrafter(StateReader):
         checkpoint = Checkpoint(config.model, strip=eagle_form.STRIPPED, make=make)
         kinds = speculators.TREES if config.tree == "dynamic" else () if self.trees else speculators.CHAINS
         said = speculators.draft_length(checkpoint.config, kinds, checkpoint.label)
-        most = config.num_draft_tokens or said or DEFAULT_LENGTH
-        self.max_nodes = min(most, len(eagle_static.TREE.nodes)) if config.tree == "static" else most
+        self.max_nodes = config.num_draft_tokens or said or DEFAULT_LENGTH
         given = Overrides(eagle_form.read_ids(config.layer_ids), config.norm_before_residual)
         with checkpoint.reading():
             form = eagle_form.read(checkpoint, target, given)
@@ -116,6 +115,9 @@ class EagleDrafter(StateReader):
                 f"{checkpoint.label} drafts in parallel; tree={config.tree!r} is not allowed; allowed: chain"
             )
         self.network = Network(form, checkpoint, target, config.quantization)
+        if config.tree == "static":
+            self._tree = eagle_static.tree_within(self.network.head.shape[0]).first(self.max_nodes)
+            self.max_nodes = len(self._tree.nodes)
         self.taps = Taps(hidden=form.states)
         return Needs(self.network.layer_specs(), self.network.width)
 
@@ -128,7 +130,7 @@ class EagleDrafter(StateReader):
         steps, head = self.network.steps, self.network.head
         self._links = tuple([Link(steps if step else None, head) for step in range(self.max_nodes)])
         # Of a static tree of each size; sent now, for nothing is sent in a captured round.
-        self._shapes = eagle_static.shapes(self.max_nodes if self.config.tree == "static" else 0, target.device)
+        self._shapes = eagle_static.shapes(self._tree, target.device) if self.config.tree == "static" else []
 
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         out = self.network.run(self.network.pairs, batch, states, self._caches, every=False)

@@ -36,9 +36,14 @@ class Shape(NamedTuple):
         return len(self.levels)
 
 
-def shapes(most: int, device: torch.device) -> list[Shape]:
-    """The tree's likeliest part of so many nodes, for each number from 0 to `most`."""
-    return [shape_of(TREE.first(count), device) for count in range(most + 1)]
+def tree_within(vocabulary: int) -> StaticTree:
+    """The tree of a head of so many tokens: no node has more children than that."""
+    return StaticTree(tuple(node for node in TREE.nodes if max(node) < vocabulary))
+
+
+def shapes(tree: StaticTree, device: torch.device) -> list[Shape]:
+    """The tree's likeliest part of so many nodes, for each number from 0 on."""
+    return [shape_of(tree.first(count), device) for count in range(len(tree.nodes) + 1)]
 
 
 def shape_of(tree: StaticTree, device: torch.device) -> Shape:

@@ -214,6 +214,14 @@ def test_the_static_tree_is_that_of_the_first_eagle() -> None:
         assert set(paths) == hand(tensors, False).static(text, states_of(text, (8,)), counts)
 
 
+def test_the_static_tree_of_a_head_of_two_tokens_has_no_third_child() -> None:
+    few = dataclasses.replace(THIRD, vocab=2)
+    drafter, outputs = run(Spy(write(random_tensors(few), config_of(few)), 60, tree="static"))
+    assert outputs == plain() and drafter.max_nodes == 15
+    _, paths = max(drafter.seen, key=lambda seen: len(seen[1]))
+    assert len(paths) == len(set(paths)) == 15
+
+
 def test_a_head_is_found_in_its_folder_and_by_the_names_others_give_it() -> None:
     for facts, _, on_disk, config, _ in chains().values():
         path = write(on_disk, config)
