@@ -417,11 +417,6 @@ def captured_as(drafter: Drafter | None) -> Hashable | None:
     return () if drafter is None else getattr(drafter, "captured_as", lambda: None)()
 
 
-def is_nested(drafter: Drafter) -> bool:
-    """Whether it proposes trees, the smaller of which are the first nodes of the larger."""
-    return drafter.trees and getattr(drafter, "nested", False)
-
-
 def is_mixed(drafter: Drafter) -> bool:
     """Whether it drafts on the host, and parts of it on the device: those are told inside of rounds."""
     return getattr(drafter, "mixed", False)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from paceline.drafters.base import Drafter, is_nested
 from paceline.engine.ladder import FEW, NODES, up
 from paceline.engine.luck import Luck, NodeLuck
 from paceline.engine.stats import EngineStats, RoundRecord
+
+if TYPE_CHECKING:  # the command line names budgets, and waits for nothing heavy
+    from paceline.drafters.base import Drafter
 
 BUDGETS = ("auto", "fixed", "measured")
 Costs = Mapping[tuple[int, int], float]  # (sequences, nodes of each) → seconds of a round
@@ -187,4 +189,5 @@ def make_budget(kind: str, drafter: Drafter | None, ahead: int) -> Budget:
     most = 0 if drafter is None else drafter.max_nodes
     if drafter is None or kind != "measured" or not most:
         return FixedBudget(most)
-    return MeasuredBudget(most, ahead, NodeLuck(most) if is_nested(drafter) else Luck(most, drafter.trees))
+    nested = drafter.trees and getattr(drafter, "nested", False)  # who has no base does not say
+    return MeasuredBudget(most, ahead, NodeLuck(most) if nested else Luck(most, drafter.trees))

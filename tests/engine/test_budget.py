@@ -8,11 +8,12 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from paceline import NGram
-from paceline.engine.budget import BUDGETS, Budget, Costs, FixedBudget, Load, MeasuredBudget
+from paceline import Eagle, NGram
+from paceline.engine.budget import BUDGETS, Budget, Costs, FixedBudget, Load, MeasuredBudget, make_budget
 from paceline.engine.luck import Luck, NodeLuck
 from paceline.engine.replaying import ReplayingRunner
 from paceline.engine.round import Plan
@@ -21,6 +22,7 @@ from paceline.engine.stats import EngineStats, RoundRecord
 from paceline.errors import OptionError
 from paceline.models.batch import Work
 from paceline.models.frame import Size
+from tests.drafters.tiny_eagle import tiny_eagle
 from tests.fakes import tiny_llm
 
 # Milliseconds of rounds by sequences and nodes, about as on a GPU with a small model.
@@ -188,6 +190,20 @@ def test_what_drafting_takes_counts_where_nothing_overlaps() -> None:
                 RoundRecord(1 + nodes, 1, 0, nodes, nodes, 1 + nodes, 20.0 * nodes, 5.0, 0.0, nodes, ([*range(nodes)],))
             )
         assert chosen.most_common(1)[0][0] == best
+
+
+def test_what_is_learned_of_a_drafter_follows_from_what_it_says_of_its_trees() -> None:
+    def luck(config: Any) -> Luck | NodeLuck:
+        budget = make_budget("measured", config.create(), -1)
+        assert isinstance(budget, MeasuredBudget)
+        return budget._luck
+
+    head = tiny_eagle("third")
+    assert isinstance(luck(Eagle(head, 8, tree="static")), NodeLuck)
+    trees, chains = luck(Eagle(head, 8, tree="dynamic")), luck(Eagle(head, 8))
+    assert isinstance(trees, Luck) and trees._own is not None and isinstance(chains, Luck) and chains._own is None
+    assert make_budget("measured", None, -1) == FixedBudget(0)
+    assert make_budget("fixed", NGram(3).create(), 3) == FixedBudget(3)
 
 
 def met(*lengths: int) -> list[list[int]]:
