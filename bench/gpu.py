@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import math
 import sys
 import tempfile
 import traceback
@@ -42,6 +44,7 @@ from gpu_common import (
     greedy,
     per_round,
     random_prompts,
+    rounds_of,
     timed,
 )
 from gpu_drafters import Fixed
@@ -79,14 +82,7 @@ def verify(bench: Bench) -> dict[str, Any]:
         llm = bench.dummy(shape, max_num_seqs=batch, budget="fixed", num_pages=batch * 65 + 64)
         prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
         plain = per_round(llm, prompts, bench.options.turns, bench.quick)
-        _, outputs = timed(llm, prompts, greedy(24 if bench.quick else 176))
-        recorded = {tuple(output.prompt_token_ids): output.outputs[0].token_ids for output in outputs}
-        drafters = {
-            "8 rows, all accepted": Fixed(recorded, 7, right=True),
-            "8 rows, none accepted": Fixed(recorded, 7, right=False),
-            "EAGLE-shaped, 5 drafts": Eagle(bench.head(shape), 5),
-        }
-        for name, drafter in drafters.items():
+        for name, drafter in known_rounds(bench, llm, prompts).items():
             llm.set_drafter(drafter)
             found = per_round(llm, prompts, bench.options.turns, bench.quick)
             ratio = found["ms"] / plain["ms"]
@@ -96,6 +92,17 @@ def verify(bench: Bench) -> dict[str, Any]:
             print(f"{shape}, {batch} sequences, {name}: {found['ms']:.3f} ms, {ratio:.3f} of plain", flush=True)
         llm.close()
     return {"rows": rows}
+
+
+def known_rounds(bench: Bench, llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
+    """Drafters of rounds whose luck is known, and the EAGLE-shaped one."""
+    _, outputs = timed(llm, prompts, greedy(24 if bench.quick else 176))
+    recorded = {tuple(output.prompt_token_ids): output.outputs[0].token_ids for output in outputs}
+    return {
+        "8 rows, all accepted": Fixed(recorded, 7, right=True),
+        "8 rows, none accepted": Fixed(recorded, 7, right=False),
+        "EAGLE-shaped, 5 drafts": Eagle(bench.head(bench.options.shapes[0]), 5),
+    }
 
 
 @contextlib.contextmanager
@@ -113,35 +120,52 @@ def one_by_one() -> Iterator[None]:
 
 
 def profile(bench: Bench) -> dict[str, Any]:
-    """The kernels of a step, by the time they take one by one; of the step itself they overlap."""
+    """The kernels of a round, by the time they take one by one; of the round itself they overlap."""
     rows, shape = [], bench.options.shapes[0]
     for batch in bench.batches(1, 64):
-        with bench.dummy(shape, max_num_seqs=batch) as llm:
-            prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
-            step = per_round(llm, prompts, bench.options.turns, bench.quick)["ms"]
-        with one_by_one(), bench.dummy(shape, max_num_seqs=batch) as llm:
-            alone = per_round(llm, prompts, bench.options.turns, bench.quick)["ms"]
-            sums = _kernels(llm, prompts)
-        kernels = sorted(((name[:80], ms) for name, ms in sums.items() if ms > 0), key=lambda item: -item[1])
-        listed = [{"kernel": name, "ms": ms} for name, ms in kernels[:20]]
-        total = sum(ms for _, ms in kernels)
-        rows.append({"shape": shape, "batch": batch, "step_ms": step, "alone_ms": alone})
-        rows[-1] |= {"kernels_ms": total, "kernels": listed}
-        print(f"{shape}, {batch} sequences: {step:.3f} ms a step; one by one {alone:.3f}, {total:.3f} in kernels")
+        alike = {"max_num_seqs": batch, "budget": "fixed", "num_pages": batch * 65 + 64}
+        llm = bench.dummy(shape, **alike)
+        prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
+        rounds = known_rounds(bench, llm, prompts) if batch == 1 else {}
+        rounds = {"plain": None, **{name: made for name, made in rounds.items() if "all" not in name}}
+        spent = {name: _round_ms(bench, llm, prompts, made) for name, made in rounds.items()}
+        llm.close()
+        with one_by_one(), bench.dummy(shape, **alike) as llm:
+            for name, made in rounds.items():
+                alone = _round_ms(bench, llm, prompts, made)
+                sums = _kernels(llm, prompts)
+                kernels = sorted(((said[:80], ms) for said, ms in sums.items() if ms > 0), key=lambda item: -item[1])
+                total = sum(ms for _, ms in kernels)
+                rows.append({"shape": shape, "batch": batch, "round": name, "step_ms": spent[name], "alone_ms": alone})
+                rows[-1] |= {"kernels_ms": total, "kernels": [{"kernel": said, "ms": ms} for said, ms in kernels[:40]]}
+                told = f"{spent[name]:.3f} ms a round; one by one {alone:.3f}, {total:.3f} in kernels"
+                print(f"{shape}, {batch} sequences, {name}: {told}", flush=True)
     return {"rows": rows}
 
 
+def _round_ms(bench: Bench, llm: LLM, prompts: list[list[int]], drafter: Any) -> float:
+    llm.set_drafter(drafter)
+    return float(per_round(llm, prompts, bench.options.turns, bench.quick)["ms"])
+
+
 def _kernels(llm: LLM, prompts: list[list[int]]) -> dict[str, float]:
-    """Milliseconds of each in a step."""
-    sums: dict[str, float] = {}
+    """Milliseconds of each in a round, by its name and how many programs it has."""
     activity = torch.profiler.ProfilerActivity
     kinds = [activity.CPU, *([activity.CUDA] if torch.cuda.is_available() else [])]
-    for size, sign in ((40, 1), (8, -1)):  # what is left is of 32 steps alone
-        with torch.profiler.profile(activities=kinds) as profiler:
-            timed(llm, prompts, greedy(size))
-        for event in profiler.key_averages():
-            spent = getattr(event, "self_device_time_total", 0.0) or 0.0
-            sums[event.key] = sums.get(event.key, 0.0) + sign * spent / 1e3 / 32
+    sums: dict[str, float] = {}
+    found = []
+    for size, sign in ((40, 1), (8, -1)):  # what is left is of the rounds between
+        with torch.profiler.profile(activities=kinds) as profiler, tempfile.TemporaryDirectory() as folder:
+            _, outputs = timed(llm, prompts, greedy(size))
+            profiler.stop()
+            profiler.export_chrome_trace(f"{folder}/trace.json")
+            events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+        found.append((sign, rounds_of(outputs), [event for event in events if event.get("cat") == "kernel"]))
+    rounds = found[0][1] - found[1][1]
+    for sign, _, events in found:
+        for event in events:
+            name = f"{event['name']}, {math.prod(event['args'].get('grid', [1]))} programs"
+            sums[name] = sums.get(name, 0.0) + sign * event["dur"] / 1e3 / rounds
     return sums
 
 

@@ -52,10 +52,10 @@ def profile(data: dict[str, Any]) -> tuple[list[Table], str]:
     tables = []
     for row in data["rows"]:
         cells = [[f"`{one['kernel']}`", f"{one['ms']:.3f}"] for one in row["kernels"][:12]]
-        named = f"kernel ({row['shape']}, {row['batch']} sequences: {row['step_ms']:.2f} ms a step"
+        named = f"kernel ({row['shape']}, {row['batch']} sequences, {row['round']}: {row['step_ms']:.2f} ms a round"
         named += f", {row['alone_ms']:.2f} if no kernel starts before the last has ended)"
-        tables.append(([named, "ms a step"], [*cells, ["all kernels", f"{row['kernels_ms']:.3f}"]]))
-    return tables, "Of 32 steps alone, by PyTorch's profiler, one kernel after another."
+        tables.append(([named, "ms a round"], [*cells, ["all kernels", f"{row['kernels_ms']:.3f}"]]))
+    return tables, "Of rounds of decoding alone, by PyTorch's profiler, one kernel after another."
 
 
 def exact(data: dict[str, Any]) -> tuple[list[Table], str]:

@@ -68,7 +68,8 @@ def test_made_up_weights_are_timed_and_shown_beside_what_is_to_be_reached(
     assert (row["reach_ms"], row["peer_ms"]) == (4.4, 4.88)
     rounds = {row["round"]: row["rounds"] for row in found["verify"]["rows"]}
     assert rounds["8 rows, none accepted"] == 16 and rounds["8 rows, all accepted"] == 2
-    assert found["profile"]["rows"][0]["kernels"] == [], "a CPU has none"
+    profiled = {row["round"]: row["kernels"] for row in found["profile"]["rows"]}
+    assert profiled == {name: [] for name in ("plain", "8 rows, none accepted", "EAGLE-shaped, 5 drafts")}, "a CPU"
     assert found["serving"]["rows"][0]["rounds_with_prompts"] > 0
     text = figures.render("gpu_steps", tmp_path / "results")
     assert "| to be reached | 4.4 |" in text and "| vLLM 0.25.0 on an H200 | 4.88 |" in text
@@ -115,10 +116,11 @@ def test_prompts_are_looked_for_until_as_many_different_ones_fit_as_were_asked_f
 
 def test_profiles_and_peers_become_tables(figures: ModuleType, tmp_path: Path) -> None:
     kernels = [{"kernel": "matmul", "ms": 0.5}, {"kernel": "attention", "ms": 0.25}]
-    row = {"shape": "smollm2", "batch": 64, "step_ms": 1.0, "alone_ms": 1.25, "kernels_ms": 0.75, "kernels": kernels}
+    row = {"shape": "smollm2", "batch": 64, "round": "plain", "step_ms": 1.0, "alone_ms": 1.25, "kernels_ms": 0.75}
+    row |= {"kernels": kernels}
     write(tmp_path / "profile.json", {"part": "profile", **machine.record(), "rows": [row]})
     lines = figures.render("profile", tmp_path).splitlines()
-    assert lines[0].startswith("| kernel (smollm2, 64 sequences: 1.00 ms a step, 1.25 if no kernel starts")
+    assert lines[0].startswith("| kernel (smollm2, 64 sequences, plain: 1.00 ms a round, 1.25 if no kernel starts")
     assert lines[2:5] == ["| `matmul` | 0.500 |", "| `attention` | 0.250 |", "| all kernels | 0.750 |"]
     rows = [
         {"who": who, "tokens_per_second": speed, "ratio": 90 / speed} for who, speed in (("ours", 90.0), ("t", 30.0))
