@@ -86,7 +86,7 @@ def verify(bench: Bench) -> dict[str, Any]:
             llm.set_drafter(drafter)
             found = per_round(llm, prompts, bench.options.turns, bench.quick)
             ratio = found["ms"] / plain["ms"]
-            reach = REACH_ROUNDS[name] if batch == 1 else None
+            reach = REACH_ROUNDS.get(name) if batch == 1 else None
             rows.append({"shape": shape, "batch": batch, "round": name, **found, "plain_ms": plain["ms"]})
             rows[-1] |= {"ratio": ratio, "reach": reach}
             print(f"{shape}, {batch} sequences, {name}: {found['ms']:.3f} ms, {ratio:.3f} of plain", flush=True)
@@ -102,6 +102,7 @@ def known_rounds(bench: Bench, llm: LLM, prompts: list[list[int]]) -> dict[str, 
         "8 rows, all accepted": Fixed(recorded, 7, right=True),
         "8 rows, none accepted": Fixed(recorded, 7, right=False),
         "EAGLE-shaped, 5 drafts": Eagle(bench.head(bench.options.shapes[0]), 5),
+        "EAGLE-shaped, fixed tree of 15": Eagle(bench.head(bench.options.shapes[0]), 15, tree="static"),
     }
 
 
@@ -155,9 +156,9 @@ def _kernels(llm: LLM, prompts: list[list[int]]) -> dict[str, float]:
     sums: dict[str, float] = {}
     found = []
     for size, sign in ((40, 1), (8, -1)):  # what is left is of the rounds between
-        with torch.profiler.profile(activities=kinds) as profiler, tempfile.TemporaryDirectory() as folder:
+        with torch.profiler.profile(activities=kinds) as profiler:
             _, outputs = timed(llm, prompts, greedy(size))
-            profiler.stop()
+        with tempfile.TemporaryDirectory() as folder:
             profiler.export_chrome_trace(f"{folder}/trace.json")
             events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
         found.append((sign, rounds_of(outputs), [event for event in events if event.get("cat") == "kernel"]))
