@@ -29,6 +29,7 @@ class Known(QuietDrafter):
     def attach(self, target: Target, cache: KVCache) -> None:
         shape = target.max_num_seqs + 1, target.max_model_len + 64
         self._texts = torch.zeros(shape, dtype=torch.int64, device=target.device)
+        self._places = torch.arange(self.max_nodes, device=target.device)
         self._vocabulary = target.model.config.vocab_size
         self._known: set[int] = set()
 
@@ -36,9 +37,13 @@ class Known(QuietDrafter):
         for slot in rows.slots:
             if slot not in self._known:
                 prompt = rows.table.tokens.host[slot, : rows.table.prompt_length(slot)].tolist()
-                text = prompt + self.recorded[tuple(prompt)]
-                self._texts[slot, : len(text)] = torch.tensor(text).to(self._texts.device)
+                text = self.told(torch.tensor(prompt + self.recorded[tuple(prompt)]))
+                self._texts[slot, : len(text)] = text.to(self._texts.device)
                 self._known.add(slot)
+
+    def told(self, text: Tensor) -> Tensor:
+        """What is drafted of it."""
+        return text
 
     def forget(self, slots: list[int]) -> None:
         self._known.difference_update(slots)
@@ -48,8 +53,8 @@ class Known(QuietDrafter):
 
     def truth(self, context: Context, count: int) -> Tensor:
         """[B, count] the tokens that plain decoding says next."""
-        place = context.lengths[:, None] + torch.arange(count, device=self._texts.device)
-        return self._texts[context.slots[:, None], place]
+        newest = torch.add(context.lengths, context.slots, alpha=self._texts.shape[1])
+        return self._texts.take(newest[:, None] + self._places[:count])
 
 
 class Fixed(Known):
@@ -61,12 +66,12 @@ class Fixed(Known):
         super().__init__(recorded, num_draft_tokens)
         self.right = right
 
+    def told(self, text: Tensor) -> Tensor:
+        return text if self.right else (text + 1) % self._vocabulary
+
     def propose(self, context: Context) -> Proposal:
         count = min(self.max_nodes, context.max_nodes)
-        tokens = self.truth(context, count)
-        if not self.right:
-            tokens = (tokens + 1) % self._vocabulary
-        return Proposal.of_chains(tokens, context.budgets.clamp(max=count), self.name)
+        return Proposal.of_chains(self.truth(context, count), context.budgets.clamp(max=count), self.name)
 
 
 class Replay(Known):

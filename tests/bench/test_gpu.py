@@ -69,7 +69,8 @@ def test_made_up_weights_are_timed_and_shown_beside_what_is_to_be_reached(
     rounds = {row["round"]: row["rounds"] for row in found["verify"]["rows"]}
     assert rounds["8 rows, none accepted"] == 16 and rounds["8 rows, all accepted"] == 2
     profiled = {row["round"]: row["kernels"] for row in found["profile"]["rows"]}
-    assert profiled == {name: [] for name in ("plain", "8 rows, none accepted", "EAGLE-shaped, 5 drafts")}, "a CPU"
+    assert all(kernels == [] for kernels in profiled.values()), "a CPU has none"
+    assert profiled.keys() == {"plain", *rounds} - {"8 rows, all accepted"}
     assert found["serving"]["rows"][0]["rounds_with_prompts"] > 0
     text = figures.render("gpu_steps", tmp_path / "results")
     assert "| to be reached | 4.4 |" in text and "| vLLM 0.25.0 on an H200 | 4.88 |" in text

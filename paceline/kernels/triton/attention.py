@@ -30,7 +30,7 @@ PAIRS = 64  # (row, head) of a program at most
 # most so many, as far as there is room: with two, every block is waited for in full.
 NARROW = {"num_warps": 4, "num_stages": 3}
 WIDE = {"num_warps": 8, "num_stages": 4}
-OWN_ROOM = 1 << 15  # bytes of the keys, or values, that rows of a tree look at on their own at once
+LEAST = 16  # pairs of a program at least: a tensor core's rows
 BRIEF = 2  # stages of programs with no more blocks than that
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
@@ -150,46 +150,45 @@ def _launch(
     kv_heads = shape["HEADS"] // shape["GROUP"]
     m, block, options = _config(tiles, shape, seen["TREE"], q.element_size())
     pairs = tiles.rows * shape["GROUP"]
-    subs = -(-pairs // m)
+    own = 0
+    if seen["TREE"] and not tiles.long:
+        own = max(1, m // shape["GROUP"])  # rows of a program, or one that several have a part of
+        subs = -(-tiles.rows // own) * -(-shape["GROUP"] // m)
+    if not own or len(tiles.first) * subs * kv_heads > MOST_SHARED:
+        own, subs = 0, -(-pairs // m)
     window = seen["WINDOW"]
     far = CHUNK if 0 < window <= EDGE else FAR_CHUNK  # a window sees few chunks: all are small
     chunks = chunks_of(tiles.reach, far)
     if window:  # a tile's rows are neighbours, and so see that many chunks in a row at most
         chunks = min(chunks, -(-(window + tiles.rows) // CHUNK) + 1)
     splits = min(chunks, splits_of(tiles, subs * kv_heads, options["num_warps"]))
+    if own and splits == 1:  # all that the rows share is one, and few chunks hold nodes
+        chunks = min(chunks, seen["depth"] // CHUNK + 2) + 1
     if splits == chunks and tiles.reach <= EDGE and CHUNK // block <= BRIEF:
         options["num_stages"] = BRIEF
-    few = m if splits == 1 else min(m, 1 << (pairs - 1).bit_length())  # one kernel for all where nothing is gathered
+    few = (
+        m if splits == 1 and not own else min(m, 1 << (pairs - 1).bit_length())
+    )  # one kernel for all where nothing is gathered
     # Programs leave a place for each row of each tile; for each row, if those are fewer.
     room = len(tiles.first) * tiles.rows
     partial = stats = arrivals = out  # where nothing is left for another program
-    if splits > 1:
+    if splits > 1 or own:
         size, arrivals = min(room, q.shape[0]) * shape["HEADS"] * chunks, _arrivals(q.device)
         partial = out.new_empty(size * shape["WIDE"], dtype=torch.float32)
         stats = out.new_empty(size * 2, dtype=torch.float32)
-    looking.look[(len(tiles.first) * subs, kv_heads, splits)](
+    looking.look[(len(tiles.first) * subs * (1 + own), kv_heads, splits)](
         q_at=q, k_at=keys, v_at=values, out_at=out, partial=partial, stats=stats, arrivals=arrivals,
         tile_first=tiles.first, tile_count=tiles.count,
         q_stride=q.stride(0), k_stride=keys.stride(0), k_head=keys.stride(1),
         v_stride=values.stride(0), v_head=values.stride(1),
         subs=subs, splits=splits, chunks=chunks, tile_rows=tiles.rows if room < q.shape[0] else 0,
         BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block, M=m, FEW=few,
-        OWNERS=_owners(tiles, m, shape, q.element_size()) if seen["TREE"] else 0,
+        OWN=own,
         AHEAD=max(2, min(32, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
         FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
         SPLIT=splits > 1, SMALL=all(len(part) * part.stride(0) < SMALL for part in layer), PDL=PDL,
         **seen, **shape, **options,
     )  # fmt: skip
-
-
-def _owners(tiles: Tiles, m: int, shape: dict[str, Any], size: int) -> int:
-    """Rows of a tree that look on their own side by side: all that a program has, if there is room for their keys. One
-    after another where hardly any is a node: the others' registers are spared."""
-    if tiles.long:
-        return 1
-    rows: int = m // shape["GROUP"] + (2 if m % shape["GROUP"] else 0)
-    most: int = OWN_ROOM // (max(shape["MAIN_PAD"], shape["WIDE_PAD"]) * size * looking.OWN_STEP.value)
-    return 1 << max(0, min((rows - 1).bit_length(), most.bit_length() - 1))
 
 
 @cache
@@ -251,6 +250,12 @@ def _shape(look: Look, latent: bool) -> dict[str, Any]:
     }
 
 
+def _leaves_room(tiles: Tiles, shape: dict[str, Any]) -> bool:
+    """Whether the chip has room for twice as many programs as there are with few pairs each: they end sooner."""
+    programs = len(tiles.first) * -(-tiles.rows * shape["GROUP"] // LEAST) * (shape["HEADS"] // shape["GROUP"])
+    return bool(2 * programs * NARROW["num_warps"] <= WARPS)
+
+
 def _padded(width: int) -> int:
     """No dimension of a product is shorter than 16, and all are powers of two."""
     return max(16, 1 << (width - 1).bit_length() if width else 0)
@@ -259,10 +264,11 @@ def _padded(width: int) -> int:
 def _config(tiles: Tiles, shape: dict[str, Any], tree: bool, size: int) -> tuple[int, int, dict[str, Any]]:
     """The (row, head) pairs of a program, the positions of a block, how it is compiled; size: bytes of a value."""
     wide = max(shape["WIDE_PAD"], shape["MAIN_PAD"]) * size // 2
-    # All rows of a program meet the keys that each of a tree's has of its own, so there are few. What a wide head comes
-    # to fills the registers, and float32 is multiplied without tensor cores.
-    few = wide > 256 or size > 2 or (tree and not tiles.long)
-    m = min(16 if few else PAIRS, _padded(tiles.rows * shape["GROUP"]))
+    # A node's program has all pairs of its neighbours too, so there are few. What a wide head comes to fills the
+    # registers, and float32 is multiplied without tensor cores.
+    few = wide > 256 or size > 2 or (tree and not tiles.long) or _leaves_room(tiles, shape)
+    # Rows of a tree that have no programs of their own take twice the registers.
+    m = min(LEAST if few else PAIRS // 2 if tree else PAIRS, _padded(tiles.rows * shape["GROUP"]))
     way = NARROW if wide <= 128 else WIDE
     keys = shape["MAIN_PAD"] + (shape["TAIL_PAD"] if shape["TAIL"] else 0)
     position = (keys + (0 if shape["LATENT"] else shape["WIDE_PAD"])) * size  # bytes of one

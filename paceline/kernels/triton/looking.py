@@ -20,9 +20,6 @@ from paceline.kernels.triton.device import begin, prefetch
 
 COLUMNS = tl.constexpr(8)  # of ones, all of which hold the same sum: the narrowest product, and waits for no wider one
 NOWHERE = tl.constexpr(1 << 30)  # behind every position
-# Positions that a row of a tree looks at on its own at once. They begin at multiples of it, as a product's steps of 16
-# do in a block, so that a step adds the same positions as in a chain.
-OWN_STEP = tl.constexpr(32)
 
 
 @triton.jit
@@ -87,7 +84,7 @@ def within(line, lo, hi):
 
 
 @triton.jit
-def leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.constexpr, WINDOW: tl.constexpr):
+def leave(partial, stats, left_at, chunk, chunks, ok, m, total, acc, WIDE: tl.constexpr, WINDOW: tl.constexpr):
     """What a chunk came to, for `gather`. There is room for so many: all, or as many as a window sees at once."""
     d = tl.arange(0, acc.shape[1])
     if WINDOW > 0:
@@ -95,18 +92,18 @@ def leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE: tl.con
     at = left_at * chunks + chunk
     keep = ok & (chunk < chunks)
     tl.store(stats + at * 2, m, mask=keep)
-    tl.store(stats + at * 2 + 1, tl.max(sums, 1), mask=keep)
+    tl.store(stats + at * 2 + 1, total, mask=keep)
     tl.store(partial + at[:, None] * WIDE + d[None, :], acc, mask=keep[:, None] & (d < WIDE)[None, :])
 
 
 @triton.jit
 def turn(
     partial, stats, left_at, chunk, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
-    WIDE: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
+    WIDE: tl.constexpr, LEAVE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """A chunk is complete: leave it or merge it, and begin afresh."""
-    if SPLIT:
-        leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE, WINDOW)
+    if LEAVE:
+        leave(partial, stats, left_at, chunk, chunks, ok, m, tl.max(sums, 1), acc, WIDE, WINDOW)
     else:
         seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
     m = tl.full(m.shape, float("-inf"), tl.float32)
@@ -174,25 +171,36 @@ def bounds(
 
 
 @triton.jit
-def own_rows(
-    ends, firsts, bases, path, table, t, p_at, ok, depth, path_stride,
-    PAGE: tl.constexpr, SMALL: tl.constexpr, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
-    """Where rows t find positions p_at, and which of them they see: a row's ancestors have places of their own."""
-    lowest, last = bounds(ends, firsts, t, ok, END, FIRST, WINDOW)
-    base = tl.load(bases + t, mask=ok, other=NOWHERE).to(tl.int32)
-    d = p_at - base
-    there = ok & (p_at >= lowest) & (p_at <= last)
-    node = tl.load(path + t * path_stride + d, mask=there & (d >= 0) & (d < depth), other=-1).to(tl.int32)
-    there = there & ((d < 0) | (node >= 0))
-    line = tl.where(d < 0, p_at, base + node).to(tl.uint32)
-    return row_of(tl.load(table + line // PAGE, mask=there), line, PAGE, SMALL), there
+def members(sub, lane, count, GROUP: tl.constexpr, M: tl.constexpr, OWN: tl.constexpr):
+    """Which rows of a tile, and which heads of the group, a program's pairs are, and whether they are there.
+
+    OWN: it has so many whole rows, or a part of one; 0: rows go on in the next program.
+    """
+    if OWN == 0:
+        pair = sub * M + lane
+        row, part = pair // GROUP, pair % GROUP
+        ok = row < count
+    else:
+        PARTS: tl.constexpr = (GROUP + M - 1) // M
+        row, part = sub // PARTS * OWN + lane // GROUP, sub % PARTS * M + lane % GROUP
+        ok = (row < count) & (part < GROUP) & (lane // GROUP < OWN)
+    return row, part, ok
 
 
 @triton.jit
-def spread(values, columns, there):
-    """Of values [M, N] those in columns [M, C] of their rows; 0 where nothing is wanted."""
-    return tl.where(there, tl.gather(values, tl.where(there, columns, 0), axis=1), 0.0)
+def own_rows(
+    path, table, t, lowest, last, base, p_at, depth, path_stride,
+    PAGE: tl.constexpr, SMALL: tl.constexpr, OLD: tl.constexpr = False,
+):  # fmt: skip
+    """Where row t finds positions p_at, and which of them it sees: its ancestors have places of their own."""
+    CACHE: tl.constexpr = ".cg" if OLD else ""
+    d = p_at - base
+    there = (p_at >= lowest) & (p_at <= last)
+    at = path + t * path_stride + d
+    node = tl.load(at, mask=there & (d >= 0) & (d < depth), other=-1, cache_modifier=CACHE).to(tl.int32)
+    there = there & ((d < 0) | (node >= 0))
+    line = tl.where(d < 0, p_at, base + node).to(tl.uint32)
+    return row_of(tl.load(table + line // PAGE, mask=there, other=0, cache_modifier=CACHE), line, PAGE, SMALL), there
 
 
 @triton.jit(do_not_specialize=["subs", "splits", "chunks", "tile_rows", "depth", "path_stride", "table_stride"])
@@ -204,30 +212,45 @@ def look(
     HEADS: tl.constexpr, GROUP: tl.constexpr, MAIN_AT: tl.constexpr, MAIN: tl.constexpr, TAIL_AT: tl.constexpr,
     TAIL: tl.constexpr, WIDE: tl.constexpr, MAIN_PAD: tl.constexpr, TAIL_PAD: tl.constexpr, WIDE_PAD: tl.constexpr,
     PAGE: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr, EDGE: tl.constexpr, FAR: tl.constexpr,
-    M: tl.constexpr, FEW: tl.constexpr, AHEAD: tl.constexpr, OWNERS: tl.constexpr,
+    M: tl.constexpr, FEW: tl.constexpr, AHEAD: tl.constexpr,
     END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREE: tl.constexpr,
-    SPLIT: tl.constexpr, LATENT: tl.constexpr, SMALL: tl.constexpr,
+    OWN: tl.constexpr,  # rows of a program whose chunks with keys of their own have programs of their own; 0: none
+    SPLIT: tl.constexpr,  # chunks are left for another program; else merged here
+    LATENT: tl.constexpr, SMALL: tl.constexpr,
     OLD: tl.constexpr,  # what rows see was written before the last product: it is read before the last kernel ends
     FETCHED: tl.constexpr,  # positions whose keys and values are asked for meanwhile
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program: M neighbours among a tile's (row, query head) pairs of one kv head, against a share of the chunks."""
+    """A program: M neighbours among a tile's (row, query head) pairs of one kv head, against a share of the chunks.
+
+    In a tree rows share the chunks in front of the first node. With OWN the others are looked at by programs of one
+    row each (`alone`), which have the same pairs and keep that row's; otherwise by this one, row after row.
+    """
     if not OLD:
         begin(PDL)
-    tile, sub = tl.program_id(0) // subs, tl.program_id(0) % subs
+    programs = subs * (1 + OWN)
+    tile, number = tl.program_id(0) // programs, tl.program_id(0) % programs
     head, split = tl.program_id(1), tl.program_id(2)
     CACHE: tl.constexpr = ".cg" if OLD else ""  # a processor's own cache is up to date only once it has waited
     count = tl.load(tile_count + tile, cache_modifier=CACHE)
     first = tl.load(tile_first + tile, cache_modifier=CACHE)
-    if sub * M >= count * GROUP:
+    sub, alone = number, False
+    if OWN > 0:
+        alone = number >= subs
+        sub = tl.where(alone, (number - subs) // OWN, number)
+        row_begin = sub // ((GROUP + M - 1) // M) * OWN
+        lone_row = row_begin + tl.where(alone, (number - subs) % OWN, 0)
+        idle = lone_row >= count
+    else:
+        row_begin = sub * M // GROUP
+        idle = sub * M >= count * GROUP
+    if idle:
         if OLD:
             begin(PDL)  # the next kernel waits for this one alone, so all of its programs wait
         return
-    pair = sub * M + tl.arange(0, M)
-    row = pair // GROUP
-    ok = row < count
+    row, part, ok = members(sub, tl.arange(0, M), count, GROUP, M, OWN)
     t = first + row
-    of = head * GROUP + pair % GROUP  # the query head
+    of = head * GROUP + part  # the query head
     at = t * HEADS + of
     left = tl.where(tile_rows > 0, tile * tile_rows, first)  # where the tile's partial results lie
     left_at = (left + row) * HEADS + of
@@ -239,20 +262,47 @@ def look(
     inner_lo, inner_hi = tl.max(tl.where(ok, lowest, 0)), tl.min(tl.where(ok, last, NOWHERE))
     end = (hi + BLOCK) // BLOCK  # of the blocks that some row sees
     shared = end  # of the blocks whose keys lie at the same places for all rows
+    lowest_chunk, end_chunk = chunks_below(lo // BLOCK + 1, PER, EDGE, FAR) - 1, chunks_below(end, PER, EDGE, FAR)
+    own_chunk = end_chunk  # the first that programs of one row look at
     if TREE:
         base = tl.load(bases + t, mask=ok, other=NOWHERE, cache_modifier=CACHE).to(tl.int32)
-        own_first = tl.min(tl.where(last >= base, base, NOWHERE))
-        shared = tl.minimum(end, own_first // BLOCK)
-    lowest_chunk, end_chunk = chunks_below(lo // BLOCK + 1, PER, EDGE, FAR) - 1, chunks_below(end, PER, EDGE, FAR)
-    chunk0 = lowest_chunk + (split + splits - lowest_chunk % splits) % splits
-    busy = tl.minimum(splits, tl.maximum(end_chunk - lowest_chunk, 1))  # programs with a chunk; one where none is seen
-    if chunk0 - lowest_chunk >= busy:
+        shared = tl.minimum(end, tl.min(tl.where(last >= base, base, NOWHERE)) // BLOCK)
+        if OWN > 0:
+            found = tl.maximum(chunks_below(shared + 1, PER, EDGE, FAR) - 1, lowest_chunk)
+            own_chunk = tl.where(shared < end, found, end_chunk)
+            shared = tl.minimum(end, first_block(own_chunk, PER, EDGE, FAR))
+    busy = tl.minimum(splits, tl.maximum(own_chunk - lowest_chunk, 1))  # programs with a chunk; one where none is seen
+    own_busy = tl.minimum(splits, end_chunk - own_chunk)  # and of each row
+    begin_chunk, sharing, mine = lowest_chunk, busy, ok
+    if OWN > 0:
+        begin_chunk, sharing = tl.where(alone, own_chunk, lowest_chunk), tl.where(alone, own_busy, busy)
+        mine = ok & ((row == lone_row) | (number < subs))
+    chunk0 = begin_chunk + (split + splits - begin_chunk % splits) % splits
+    if chunk0 - begin_chunk >= sharing:
         if OLD:
             begin(PDL)
         return
     table += owner * table_stride
     k_at += head.to(tl.int64) * k_head
     v_at += head.to(tl.int64) * v_head
+    # This program's blocks are items; those that are shared come first.
+    far0 = chunk0 + (tl.maximum(EDGE // PER - chunk0, 0) + splits - 1) // splits * splits
+    skipped = tl.maximum(lo // BLOCK - first_block(chunk0, PER, EDGE, FAR), 0)
+    num_shared = items(shared, chunk0, far0, splits, PER, EDGE, FAR)
+    num_items = items(end, chunk0, far0, splits, PER, EDGE, FAR)
+    if OWN > 0:
+        num_items = tl.where(alone, num_items, num_shared)
+    n = tl.arange(0, BLOCK)
+    block, _, _ = nth(skipped, chunk0, far0, splits, PER, EDGE, FAR)
+    page = tl.load(table + within(block * BLOCK + n, lo, hi) // PAGE, cache_modifier=CACHE)
+    if OWN > 0:
+        lone = first + lone_row
+        lone_lowest, lone_last = bounds(ends, firsts, lone, alone, END, FIRST, WINDOW, OLD)
+        lone_base = tl.load(bases + lone, cache_modifier=CACHE).to(tl.int32)
+        own_at, there = own_rows(
+            path, table, lone, lone_lowest, lone_last, lone_base, block * BLOCK + n, depth, path_stride,
+            PAGE, SMALL, OLD,
+        )  # fmt: skip
 
     if OLD:
         if FETCHED > 0:
@@ -271,17 +321,9 @@ def look(
         e = tl.arange(0, TAIL_PAD)
         q_tail = tl.load(q_row[:, None] + (TAIL_AT + e)[None, :], mask=ok[:, None] & (e < TAIL)[None, :], other=0.0)
     ones = tl.full((BLOCK, COLUMNS), 1.0, tl.float32).to(q.dtype)
-    n = tl.arange(0, BLOCK)
     m, seen_m = tl.full((M,), float("-inf"), tl.float32), tl.full((M,), float("-inf"), tl.float32)
     sums, seen_total = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M,), tl.float32)
     acc, seen = tl.zeros((M, WIDE_PAD), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
-    # This program's blocks are items; those that are shared come first.
-    far0 = chunk0 + (tl.maximum(EDGE // PER - chunk0, 0) + splits - 1) // splits * splits
-    skipped = tl.maximum(lo // BLOCK - first_block(chunk0, PER, EDGE, FAR), 0)
-    num_shared = items(shared, chunk0, far0, splits, PER, EDGE, FAR)
-    num_items = items(end, chunk0, far0, splits, PER, EDGE, FAR)
-    block, _, _ = nth(skipped, chunk0, far0, splits, PER, EDGE, FAR)
-    page = tl.load(table + within(block * BLOCK + n, lo, hi) // PAGE)
     for item in range(skipped, num_shared):
         block, chunk, inside = nth(item, chunk0, far0, splits, PER, EDGE, FAR)
         p_at = block * BLOCK + n
@@ -308,12 +350,35 @@ def look(
         p = p.to(q.dtype)
         sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
         acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
-    if TREE:
-        # From where a row may have keys of its own on, STEP positions of OWNERS rows side by side: the product of all
-        # rows with all of those, of which a row keeps its own.
-        STEP: tl.constexpr = OWN_STEP
-        row_begin, row_end = sub * M // GROUP, tl.minimum((sub * M + M - 1) // GROUP + 1, count)
-        column = tl.arange(0, OWNERS * STEP)
+    if OWN > 0:
+        # Where programs of all rows merge their chunks, theirs is left in front of these.
+        shift = 0 if SPLIT else 1 - own_chunk
+        for item in range(tl.where(alone, skipped, num_items), num_items):
+            block, chunk, inside = nth(item, chunk0, far0, splits, PER, EDGE, FAR)
+            p_at = block * BLOCK + n
+            if (inside == 0) & (item > 0):
+                m, sums, acc, seen_m, seen_total, seen = turn(
+                    partial, stats, left_at, chunk - splits + shift, chunks, mine, m, sums, acc, seen_m, seen_total,
+                    seen, WIDE, True, WINDOW if SPLIT else 0,
+                )  # fmt: skip
+            k = fetch(k_at + MAIN_AT, own_at, k_stride, there, MAIN, MAIN_PAD)
+            if LATENT:
+                v = k
+            else:
+                v = fetch(v_at, own_at, v_stride, there, WIDE, WIDE_PAD)
+            s = bend(score(q, q_tail, k, k_at + TAIL_AT, own_at, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED)
+            s = tl.where(there[None, :], s, float("-inf"))
+            follower, _, _ = nth(item + 1, chunk0, far0, splits, PER, EDGE, FAR)
+            own_at, there = own_rows(
+                path, table, lone, lone_lowest, lone_last, lone_base, follower * BLOCK + n, depth, path_stride,
+                PAGE, SMALL,
+            )  # fmt: skip
+            p, m, alpha = soften(s, m, factor)
+            p = p.to(q.dtype)
+            sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
+            acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
+    elif TREE:
+        row_end = tl.minimum((sub * M + M - 1) // GROUP + 1, count)
         for item in range(tl.maximum(skipped, num_shared), num_items):
             block, chunk, inside = nth(item, chunk0, far0, splits, PER, EDGE, FAR)
             p_at = block * BLOCK + n
@@ -322,64 +387,57 @@ def look(
                     partial, stats, left_at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
                     WIDE, SPLIT, WINDOW,
                 )  # fmt: skip
-            own_begin = tl.maximum(own_first // STEP * STEP, block * BLOCK)
-            own_end = tl.minimum(hi + 1, block * BLOCK + BLOCK)
-            line = within(p_at, lo, hi)
-            rows = row_of(tl.load(table + line // PAGE), line, PAGE, SMALL)
-            k = fetch(k_at + MAIN_AT, rows, k_stride, None, MAIN, MAIN_PAD)
-            if LATENT:
-                v = k
-            else:
-                v = fetch(v_at, rows, v_stride, None, WIDE, WIDE_PAD)
-            s = bend(score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, None, TAIL, TAIL_PAD), inner, CAPPED)
-            common = p_at < own_begin
-            s = tl.where(common & (p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
-            for here in tl.range(own_begin, own_end, STEP, num_stages=1):
-                for r in tl.range(row_begin, row_end, OWNERS, num_stages=1):
-                    of_row = r + column // STEP
-                    own_at, there = own_rows(
-                        ends, firsts, bases, path, table, first + of_row, here + column % STEP, of_row < row_end, depth,
-                        path_stride, PAGE, SMALL, END, FIRST, WINDOW,
-                    )  # fmt: skip
-                    own_k = fetch(k_at + MAIN_AT, own_at, k_stride, there, MAIN, MAIN_PAD)
-                    own = bend(
-                        score(q, q_tail, own_k, k_at + TAIL_AT, own_at, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED
-                    )
-                    own = tl.where(there[None, :], own, float("-inf"))
-                    mine = ((row >= r) & (row < r + OWNERS))[:, None] & ((p_at >= here) & (p_at < here + STEP))[None, :]
-                    s = tl.where(mine, spread(own, (row - r)[:, None] * STEP + (p_at - here)[None, :], mine), s)
+            s = tl.full((M, BLOCK), float("-inf"), tl.float32)
+            for r in tl.range(row_begin, row_end, num_stages=1):
+                its_lowest, its_last = bounds(ends, firsts, first + r, r < count, END, FIRST, WINDOW)
+                its_base = tl.load(bases + first + r).to(tl.int32)
+                rows, there = own_rows(
+                    path, table, first + r, its_lowest, its_last, its_base, p_at, depth, path_stride, PAGE, SMALL
+                )
+                k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+                own = bend(score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED)
+                s = tl.where((row == r)[:, None] & there[None, :], own, s)
             p, m, alpha = soften(s, m, factor)
             p = p.to(q.dtype)
             sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
-            acc = tl.dot(tl.where(common, p, 0.0), v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
-            for here in tl.range(own_begin, own_end, STEP, num_stages=1):
-                for r in tl.range(row_begin, row_end, OWNERS, num_stages=1):
-                    of_row = r + column // STEP
-                    own_at, there = own_rows(
-                        ends, firsts, bases, path, table, first + of_row, here + column % STEP, of_row < row_end, depth,
-                        path_stride, PAGE, SMALL, END, FIRST, WINDOW,
-                    )  # fmt: skip
-                    if LATENT:
-                        own_v = fetch(k_at + MAIN_AT, own_at, k_stride, there, MAIN, MAIN_PAD)
-                    else:
-                        own_v = fetch(v_at, own_at, v_stride, there, WIDE, WIDE_PAD)
-                    place = (here - block * BLOCK + column % STEP)[None, :] + (row * 0)[:, None]
-                    mine = (row[:, None] == of_row[None, :]) & (place < BLOCK)
-                    own_p = spread(p.to(tl.float32), place, mine).to(q.dtype)
-                    acc = tl.dot(own_p, own_v.to(q.dtype), acc, input_precision="ieee")
-    if SPLIT:
-        if skipped < num_items:
-            block, chunk, inside = nth(num_items - 1, chunk0, far0, splits, PER, EDGE, FAR)
-            leave(partial, stats, left_at, chunk, chunks, ok, m, sums, acc, WIDE, WINDOW)
+            acc *= alpha[:, None]
+            for r in tl.range(row_begin, row_end, num_stages=1):
+                its_lowest, its_last = bounds(ends, firsts, first + r, r < count, END, FIRST, WINDOW)
+                its_base = tl.load(bases + first + r).to(tl.int32)
+                rows, there = own_rows(
+                    path, table, first + r, its_lowest, its_last, its_base, p_at, depth, path_stride, PAGE, SMALL
+                )
+                if LATENT:
+                    v = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+                else:
+                    v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
+                acc = tl.dot(tl.where((row == r)[:, None], p, 0.0), v.to(q.dtype), acc, input_precision="ieee")
+    if SPLIT or OWN > 0:
+        if SPLIT:
+            if skipped < num_items:
+                _, chunk, _ = nth(num_items - 1, chunk0, far0, splits, PER, EDGE, FAR)
+                leave(partial, stats, left_at, chunk, chunks, mine, m, tl.max(sums, 1), acc, WIDE, WINDOW)
+        elif alone:
+            _, chunk, _ = nth(num_items - 1, chunk0, far0, splits, PER, EDGE, FAR)
+            leave(partial, stats, left_at, chunk + shift, chunks, mine, m, tl.max(sums, 1), acc, WIDE, 0)
+        else:
+            seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
+            leave(partial, stats, left_at, 0, chunks, ok, seen_m, seen_total, seen, WIDE, 0)
         tl.debug_barrier()  # all threads have left theirs before one of them says so
-        arrival = arrivals + tl.program_id(0) * tl.num_programs(1) + head
-        if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == busy - 1:
+        arrival = arrivals + (tile * subs + sub) * tl.num_programs(1) + head
+        expected = busy
+        if OWN > 0:
+            expected += own_busy * tl.minimum(count - row_begin, OWN).to(tl.int32)
+        if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == expected - 1:
             tl.store(arrival, 0)
-            few = sub * M + tl.arange(0, FEW)  # no more pairs are there
-            few_row, few_of = few // GROUP, head * GROUP + few % GROUP
+            few_row, few_part, few = members(sub, tl.arange(0, FEW), count, GROUP, M, OWN)  # no more are there
+            few_of = head * GROUP + few_part
+            begin_at, end_at = lowest_chunk, end_chunk
+            if not SPLIT:
+                begin_at, end_at = 0, 1 + end_chunk - own_chunk
             gather(
                 out_at, (first + few_row) * HEADS + few_of, partial, stats, (left + few_row) * HEADS + few_of,
-                lowest_chunk, end_chunk, chunks, few < count * GROUP, WIDE, WIDE_PAD, AHEAD, WINDOW,
+                begin_at, end_at, chunks, few, WIDE, WIDE_PAD, AHEAD, WINDOW if SPLIT else 0,
             )  # fmt: skip
     else:
         seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)

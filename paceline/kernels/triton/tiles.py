@@ -52,18 +52,14 @@ library: dict[tuple[int, Shape, torch.dtype], bool] = {}  # whether PyTorch's wa
 
 
 def bucket(rows: int) -> int:
-    """Rows that share a tile: up to 4 (one sequence, with few drafts or none), 16, 32, 64, 128, 256, …"""
-    return 4 if rows <= 4 else max(16, 1 << (rows - 1).bit_length())
+    """Rows that share a tile: up to 16, 32, 64, 128, 256, …"""
+    return max(16, 1 << (rows - 1).bit_length())
 
 
 def find_tile(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
     """What was measured, for the product alone if not with its norm; else the rule's."""
     count = bucket(rows)
-    found = measured.get((count, shape, dtype))
-    if found is None and (count < 16 or shape.normed):
-        alone, more = shape._replace(normed=False), max(count, 16)
-        places = (count, alone, dtype), (more, shape, dtype), (more, alone, dtype)
-        found = next((measured[place] for place in places if place in measured), None)
+    found = measured.get((count, shape, dtype)) or measured.get((count, shape._replace(normed=False), dtype))
     return found or choose(count, shape, dtype)
 
 
@@ -76,7 +72,6 @@ def prefers_library(rows: int, shape: Shape, dtype: torch.dtype) -> bool:
 @functools.cache
 def choose(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
     """A fair tile for a bucket of rows: the largest that leaves enough programs to fill the device."""
-    rows = max(rows, 16)
     if dtype == torch.float32:  # no tensor cores: what threads hold is the limit
         return Tile(16, 32, 32, stages=2)
     sizes = areas(rows, shape)

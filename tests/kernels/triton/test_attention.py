@@ -133,11 +133,10 @@ def test_what_lies_behind_a_row_or_under_nobodys_pages_reaches_no_result(attenti
 class Same:
     """A cache where sequence 0 is a tree and sequence 1 the chain of its deepest branch."""
 
-    heads = ONE
     deepest = (0, 2, 4, 5)  # the nodes of BRANCHES' longest branch
 
-    def __init__(self, module: Any, device: torch.device, dtype: torch.dtype) -> None:
-        self.module = module
+    def __init__(self, module: Any, device: torch.device, dtype: torch.dtype, heads: Heads = ONE) -> None:
+        self.module, self.heads = module, heads
         # In float32 the order of merging shows, hence more chunks; rounded to 16 bits it would not.
         start, exact = 110 if dtype == torch.float32 else 46, device.type == "cpu"
         self.tree = lay([Rows(start, parents=BRANCHES), Rows(0)], device)
@@ -185,16 +184,62 @@ def test_a_rows_bits_are_the_same_alone_in_a_chunk_and_as_a_node(
 def test_a_block_may_be_everyones_up_to_where_rows_have_keys_of_their_own(
     attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As blocks of real models are: wider than what a row looks at on its own at once, here two rows side by side."""
+    """As blocks of real models are: wider than a tree."""
     for name, value in (("BLOCKS", (128, 128)), ("CHUNK", 128), ("EDGE", 128), ("FAR_CHUNK", 128)):
         monkeypatch.setattr(attention, name, value)
-    monkeypatch.setattr(attention, "OWN_ROOM", 2 * 32 * 16 * 2)
     same = Same(attention, device, torch.bfloat16)
     chunk = same.attend(same.chain_q, same.chain, 16, 1)
     for rows, long in ((16, False), (3, False), (16, True)):
         given = [replace(some, long=long) for some in tiles(attention, same.tree, rows)]
         tree = attention.attend(same.q, same.cache, same.tree, given, attention.Look(same.heads, 0.3))
         assert all(torch.equal(tree[1 + node], chunk[3 + depth]) for depth, node in enumerate(same.deepest))
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_heads_that_fill_more_than_a_program_look_at_their_rows_own_keys(
+    attention: Any, device: torch.device, splits: int
+) -> None:
+    same = Same(attention, device, torch.bfloat16, Heads(20, 1, 16))
+    chunk = same.attend(same.chain_q, same.chain, 16, 1)
+    tree = same.attend(same.q, same.tree, 16, splits)
+    assert all(torch.equal(tree[1 + node], chunk[3 + depth]) for depth, node in enumerate(same.deepest))
+
+
+def test_more_tiles_than_can_be_counted_look_at_their_rows_own_keys_too(
+    attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = Same(attention, device, torch.bfloat16)
+    wanted = same.attend(same.q, same.tree, 16, 1)
+    monkeypatch.setattr(attention, "MOST_SHARED", 1)
+    assert torch.equal(same.attend(same.q, same.tree, 16, 1), wanted)
+
+
+def test_what_a_node_holds_reaches_only_those_who_see_it(attention: Any, device: torch.device) -> None:
+    same = Same(attention, device, torch.bfloat16)
+    wanted = same.attend(same.q, same.tree, 16, 2)
+    line = torch.tensor([46 + 1])  # of node 1
+    same.cache[1][same.at(0, line)] = torch.nan
+    assert same.tree.path is not None
+    sees = (same.tree.path == 1).any(1)
+    found = same.attend(same.q, same.tree, 16, 2)
+    assert sees.any() and torch.equal(found[~sees], wanted[~sees]) and found[sees].isnan().any(1).all()
+
+
+def test_a_trees_programs_leave_no_more_than_nodes_can_reach(
+    attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CHUNK", "EDGE", "FAR_CHUNK"):
+        monkeypatch.setattr(attention, name, 16)
+    same = Same(attention, device, torch.float32)
+    kernel, sizes = attention.looking.look, []
+
+    class Watched:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda **given: (sizes.append(given["chunks"]), kernel[grid](**given))
+
+    monkeypatch.setattr(attention.looking, "look", Watched())
+    found = [same.attend(same.q, same.tree, 16, splits) for splits in (1, 2)]
+    assert torch.equal(*found) and sizes == [3, 8]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

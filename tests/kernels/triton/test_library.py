@@ -66,7 +66,7 @@ def test_few_rows_stay_ours_and_what_was_measured_decides_first(device: torch.de
     shape, gated = Shape(4096, 4096, False, True), Shape(4096, 4096, True, True)
     assert [prefers_library(rows, shape, torch.bfloat16) for rows in (1, 31, 32, 256)] == [False, False, True, True]
     assert [prefers_library(rows, gated, torch.bfloat16) for rows in (256, 512)] == [False, True]
-    table[256, shape, torch.bfloat16], table[4, shape, torch.bfloat16] = False, True
+    table[256, shape, torch.bfloat16], table[16, shape, torch.bfloat16] = False, True
     assert [prefers_library(rows, shape, torch.bfloat16) for rows in (1, 128, 256)] == [True, True, False]
 
 
