@@ -76,7 +76,7 @@ def drafters(bench: Bench, model: str) -> dict[str, Any]:
     if small and options.head:
         found["EAGLE head"] = Eagle(options.head, 5)
         found["EAGLE head, trees"] = Eagle(options.head, 12, tree="dynamic", depth=3)
-        found["EAGLE head, fixed trees"] = Eagle(options.head, 25, tree="static")
+        found["EAGLE head, fixed trees"] = Eagle(options.head, tree="wide")
     return found
 
 

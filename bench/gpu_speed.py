@@ -35,7 +35,7 @@ def head(bench: Bench) -> dict[str, Any]:
     for batch in bench.batches(*HEAD_REACH):
         drafters = {
             "EAGLE head": Eagle(bench.options.head, 5),
-            "EAGLE head, fixed trees": Eagle(bench.options.head, 25, tree="static"),
+            "EAGLE head, fixed trees": Eagle(bench.options.head, tree="wide"),
         }
         sides = _sides(bench, bench.options.small, batch, drafters)
         texts = [] if sides["plain"].tokenizer is None else bench.texts("mt_bench.jsonl")

@@ -1,7 +1,7 @@
 """EAGLE drafts from the target's own states: one small layer, fed a token and the state in front of it.
 
 It reads the pairs of committed tokens in `observe`, beside the target's rows, and keeps for each sequence what the
-newest pair gave. From there it feeds itself: a chain, a static tree (EAGLE-1) or a tree that grows where drafts are
+newest pair gave. From there it feeds itself: a chain, a tree of one shape (EAGLE-1) or one that grows where drafts are
 likely (EAGLE-2). P-EAGLE drafts a whole chain in one pass, places that are not known yet holding a mask.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,16 +31,17 @@ from paceline.models.batch import Batch
 from paceline.params import check_count, check_flag, check_number
 
 DEFAULT_LENGTH = 5
-SHAPES = ("chain", "static", "dynamic")
 
 
 @dataclass(frozen=True)
 class Eagle:
     """An EAGLE, EAGLE-2, EAGLE-3 or P-EAGLE head; which one its files show.
 
-    num_draft_tokens: the most tokens to propose, of all branches together; None: what its files say, else 5.
-    tree: chain, static (EAGLE-1's tree of 25, of fewer tokens its likelier part) or dynamic (EAGLE-2's, which grows
-        where drafts are likely).
+    num_draft_tokens: the most tokens to propose, of all branches together; None: what its files say, else 5, and all
+        of a tree of one shape.
+    tree: chain, dynamic (EAGLE-2's, which grows where drafts are likely), or a tree of one shape, of fewer tokens its
+        likelier part: static (EAGLE-1's, of 25), wide (of 31 on three levels: the head runs fewer times), or a list of
+        rank tuples such as [(0,), (1,), (0, 0)].
     top_k: children of a node, and nodes that grow on a level, of a dynamic tree; refused without one.
     depth: levels of a dynamic tree below its first; refused without one.
     layer_ids: the target's states an EAGLE-3 head reads, each by the layers before it, as (2, 15, 27) or "2/15/27".
@@ -52,7 +53,7 @@ class Eagle:
 
     model: str
     num_draft_tokens: int | None = None
-    tree: str = "chain"
+    tree: Any = "chain"
     top_k: int = 10
     depth: int = 7
     layer_ids: tuple[int, ...] | str | None = None
@@ -67,8 +68,8 @@ class Eagle:
         check_count("top_k", self.top_k, 1)
         check_count("depth", self.depth, 1)
         check_number("min_probability", self.min_probability, 0.0, 1.0)
-        if self.tree not in SHAPES:
-            raise OptionError(f"tree={self.tree!r} is not allowed; allowed: {', '.join(SHAPES)}")
+        if self.tree not in ("chain", "dynamic"):
+            eagle_static.find(self.tree)
         for name, shape in (("top_k", "dynamic"), ("depth", "dynamic"), ("min_probability", "chain")):
             given = getattr(self, name)
             if self.tree != shape and given != getattr(Eagle, name):
@@ -97,7 +98,7 @@ class EagleDrafter(StateReader):
 
     def __init__(self, config: Eagle) -> None:
         self.config = config
-        self.trees, self.nested = config.tree != "chain", config.tree == "static"
+        self.trees, self.nested = config.tree != "chain", config.tree not in ("chain", "dynamic")
         self.max_nodes = config.num_draft_tokens or 1  # until `plan` has seen the checkpoint
 
     def plan(self, target: Target) -> Needs:
@@ -106,7 +107,8 @@ class EagleDrafter(StateReader):
         checkpoint = Checkpoint(config.model, strip=eagle_form.STRIPPED, make=make)
         kinds = speculators.TREES if config.tree == "dynamic" else () if self.trees else speculators.CHAINS
         said = speculators.draft_length(checkpoint.config, kinds, checkpoint.label)
-        self.max_nodes = config.num_draft_tokens or said or DEFAULT_LENGTH
+        tree = eagle_static.find(config.tree) if self.nested else None
+        self.max_nodes = config.num_draft_tokens or said or (DEFAULT_LENGTH if tree is None else len(tree.nodes))
         given = Overrides(eagle_form.read_ids(config.layer_ids), config.norm_before_residual)
         with checkpoint.reading():
             form = eagle_form.read(checkpoint, target, given)
@@ -115,8 +117,8 @@ class EagleDrafter(StateReader):
                 f"{checkpoint.label} drafts in parallel; tree={config.tree!r} is not allowed; allowed: chain"
             )
         self.network = Network(form, checkpoint, target, config.quantization)
-        if config.tree == "static":
-            self._tree = eagle_static.tree_within(self.network.head.shape[0]).first(self.max_nodes)
+        if tree is not None:
+            self._tree = tree.within(self.network.head.shape[0]).first(self.max_nodes)
             self.max_nodes = len(self._tree.nodes)
         self.taps = Taps(hidden=form.states)
         return Needs(self.network.layer_specs(), self.network.width)
@@ -129,8 +131,8 @@ class EagleDrafter(StateReader):
         self._finals = torch.zeros_like(self._states)
         steps, head = self.network.steps, self.network.head
         self._links = tuple([Link(steps if step else None, head) for step in range(self.max_nodes)])
-        # Of a static tree of each size; sent now, for nothing is sent in a captured round.
-        self._shapes = eagle_static.shapes(self._tree, target.device) if self.config.tree == "static" else []
+        # Of a tree of one shape, by size; sent now, for nothing is sent in a captured round.
+        self._shapes = eagle_static.shapes(self._tree, target.device) if self.nested else []
 
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         out = self.network.run(self.network.pairs, batch, states, self._caches, every=False)
@@ -147,7 +149,7 @@ class EagleDrafter(StateReader):
         if self.network.form.mask is not None:
             self._draw_parallel(context, root, most)
             most = self._likely(context, most)
-        elif self.config.tree == "static":
+        elif self.nested:
             return self._fill(context, root, most)
         elif self.config.tree == "dynamic":
             self._grow(context, root, most)
@@ -161,7 +163,7 @@ class EagleDrafter(StateReader):
         """A chain, or a tree of one shape, by kernels that draw it in one call."""
         if self.network.mask is not None or self.config.tree == "dynamic":
             return None
-        if self.config.tree == "static":
+        if self.nested:
             return self._fill_at_once(context, finals, states, most)
         network, least = self.network, self.config.min_probability
 
@@ -214,7 +216,7 @@ class EagleDrafter(StateReader):
             nodes = context.draw(logits[:, place, None], nodes, ids=network.ids).nodes[:, :, 0]
 
     def _fill(self, context: Context, at: Frontier, most: Tensor) -> Proposal:
-        """EAGLE-1's tree: the same places every time."""
+        """A tree of one shape: the same places every time."""
         fed, shape = 0, self._shapes[min(context.max_nodes, self.max_nodes)]
         for growth in shape.levels:
             tokens, nodes = [], []

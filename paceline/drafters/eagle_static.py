@@ -1,4 +1,4 @@
-"""EAGLE-1's tree: the same places every time, so that all about it is known before anything is drafted."""
+"""Trees of one shape for EAGLE heads: the same places every time, so that all about them is known beforehand."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.drafters.static_tree import Ranks, StaticTree, tree_of
+from paceline.drafters.static_tree import Ranks, StaticTree, find_tree, tree_of
 from paceline.drafters.tree import ROOT
+from paceline.errors import OptionError
 from paceline.kernels.chain import Level
 
-TREE = tree_of("-:4 0:3 1:2 2:2 3:1 00:3 01:2 02:2 10:1 000:3 0000:2")  # 25 nodes
+# EAGLE-1's, of 25 nodes; and 31 that are met often, on three levels: a level takes about as long as many nodes.
+TREES = {
+    "static": tree_of("-:4 0:3 1:2 2:2 3:1 00:3 01:2 02:2 10:1 000:3 0000:2"),
+    "wide": tree_of("-:8 0:4 1:3 2:2 3:1 4:1 00:4 01:2 02:1 10:2 11:1 20:1 30:1"),
+}
 
 
 class Growth(NamedTuple):
@@ -36,9 +41,15 @@ class Shape(NamedTuple):
         return len(self.levels)
 
 
-def tree_within(vocabulary: int) -> StaticTree:
-    """The tree of a head of so many tokens: no node has more children than that."""
-    return StaticTree(tuple(node for node in TREE.nodes if max(node) < vocabulary))
+def find(given: Any) -> StaticTree:
+    """By name, or given as its nodes."""
+    if isinstance(given, str):
+        if given not in TREES:
+            raise OptionError(
+                f"tree={given!r} is not allowed; allowed: chain, {', '.join(TREES)}, dynamic, or a list of rank tuples"
+            )
+        return TREES[given]
+    return find_tree(given)
 
 
 def shapes(tree: StaticTree, device: torch.device) -> list[Shape]:

@@ -51,6 +51,10 @@ class StaticTree:
     def first(self, count: int) -> StaticTree:
         return StaticTree(self.nodes[:count])
 
+    def within(self, vocabulary: int) -> StaticTree:
+        """Of so many tokens: no node has more children than that."""
+        return StaticTree(tuple(node for node in self.nodes if max(node) < vocabulary))
+
     def width(self, depth: int) -> int:
         """How many ranks are asked for at a depth, 1 the first."""
         return 1 + max(node[-1] for node in self.nodes if len(node) == depth)

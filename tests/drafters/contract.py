@@ -75,6 +75,7 @@ DRAFTERS: dict[str, Callable[[Recorded], Any]] = {
     "dflash_own": lambda known: DFlash(shared("dflash_own"), 3),
     "eagle": lambda known: Eagle(tiny_eagle("first"), 4),
     "eagle_static": lambda known: Eagle(tiny_eagle("first"), 25, tree="static"),
+    "eagle_wide": lambda known: Eagle(tiny_eagle("third"), tree="wide"),
     "eagle_dynamic": lambda known: Eagle(tiny_eagle("third"), 7, tree="dynamic", top_k=3, depth=2),
     "eagle3": lambda known: Eagle(tiny_eagle("third"), 4),
     "eagle3_short": lambda known: Eagle(tiny_eagle("third"), 4, min_probability=0.01),

@@ -222,6 +222,23 @@ def test_the_static_tree_of_a_head_of_two_tokens_has_no_third_child() -> None:
     assert len(paths) == len(set(paths)) == 15
 
 
+def test_a_tree_of_one_shape_is_named_or_given_and_whole_unless_it_is_cut() -> None:
+    path = write(random_tensors(FIRST), config_of(FIRST))
+    given = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
+    for options, size, deepest in (
+        ({"tree": "wide"}, 31, 3),
+        ({"tree": "static"}, 25, 5),
+        ({"tree": given}, 6, 3),
+        ({"tree": given, "num_draft_tokens": 2}, 2, 2),
+    ):
+        drafter, outputs = run(Spy(path, **options), 24)
+        assert outputs == plain(24) and drafter.max_nodes == size
+        _, paths = max(drafter.seen, key=lambda seen: len(seen[1]))
+        assert len(set(paths)) == size and max(map(len, paths)) == deepest
+    with pytest.raises(OptionError, match=r"^tree holds \(1, 0\), but not the node above it, \(1,\)$"):
+        Eagle(path, tree=[(0,), (1, 0)])
+
+
 def test_a_head_is_found_in_its_folder_and_by_the_names_others_give_it() -> None:
     for facts, _, on_disk, config, _ in chains().values():
         path = write(on_disk, config)

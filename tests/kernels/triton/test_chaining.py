@@ -71,18 +71,23 @@ def test_a_chain_is_the_one_that_is_drawn_step_by_step(
 
 
 @pytest.mark.parametrize(
-    ("head", "setting", "rooms"),
-    [("first", "greedy", (25, 7, 0, 12, 3)), ("third", "seeded", (25, 6, 1)), ("third", "greedy", (4, 2, 3))],
+    ("head", "setting", "rooms", "shape"),
+    [
+        ("first", "greedy", (25, 7, 0, 12, 3), "static"),
+        ("third", "seeded", (25, 6, 1), "static"),
+        ("third", "greedy", (4, 2, 3), "static"),
+        ("third", "seeded", (31, 9, 2), "wide"),
+    ],
 )
 def test_a_tree_is_the_one_that_is_drawn_level_by_level(
-    head: str, setting: str, rooms: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
+    head: str, setting: str, rooms: tuple[int, ...], shape: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole, and where there is room for a part of it: then what has no room is fed to nobody."""
     from paceline.kernels.triton import branching
 
     if device.type != "cpu":
         pytest.skip("the tiny models are on the CPU")
-    config = Eagle(tiny_eagle(head), max(rooms), tree="static")
+    config = Eagle(tiny_eagle(head), max(rooms), tree=shape)
     expected = proposed(config, setting, rooms)
     drawn: list[Any] = []
     fed: list[bool] = []
