@@ -223,12 +223,16 @@ def build(
     kernels: str,
     max_position: int,
     quantization: str | None = None,
+    drafts: bool = False,
 ) -> Loaded:
-    """Read the weights and make the model. `Loaded.dtype` is the arithmetic's: float32 on the native kernels."""
+    """Read the weights and make the model. `Loaded.dtype` is the arithmetic's: float32 on the native kernels.
+
+    drafts: it is a drafter's, which more kernels pack.
+    """
     config, asked = found.config, dtype
     if found.fallback is not None:
         return _build_fallback(found, dtype, device, kernels, quantization)
-    ops = select(kernels, device, dtype, quantization)
+    ops = select(kernels, device, dtype, quantization, drafts)
     if ops.name == "native":
         dtype = torch.float32
     tiles = find_tiles(ops, found.source, dtype)
