@@ -265,7 +265,7 @@ def _build_fallback(
 def _dtype_notices(weights: Weights, asked: torch.dtype | None, quantization: str | None) -> Iterator[str]:
     """What became of a dtype that is not the arithmetic's, and of packing what is packed already."""
     blocks, floats = ", ".join(sorted(weights.kinds & set(SOURCES))), bool(weights.kinds - set(SOURCES))
-    if blocks and quantization is not None:
+    if blocks and quantization is not None and weights.ops.name == "native":
         rest = "packs only its float matrices" if floats else "changes nothing"
         yield f"{weights.source.label} is packed already ({blocks}): quantization={quantization!r} {rest}"
     if asked is not None:

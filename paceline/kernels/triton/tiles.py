@@ -137,8 +137,10 @@ def count_programs(rows: int, shape: Shape, size: tuple[int, int]) -> int:
 def depth_of(m: int, n: int, shape: Shape) -> int:
     """Columns of x in a step: 128 where they fit four times over and divide the sum."""
     wide = n * shape.halves
-    if shape.packed:  # more of a weight's row, which has half the bytes
-        return 2 * LANES if m <= 32 and shape.k % (2 * LANES) == 0 else LANES if m <= 64 else 64
+    if shape.packed and m * wide <= 2048 and shape.k % (2 * LANES) == 0:
+        return 2 * LANES  # more of a weight's row, which has half the bytes
+    if shape.packed:
+        return LANES if m <= 64 else 64
     return 64 if (m > 64 and wide > 64) or (m == 64 and (wide > 64 or shape.k % LANES)) else LANES
 
 

@@ -188,7 +188,10 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
         if m > 64 or m * n * 4 < rule.m * rule.n or not 64 <= count_programs(rows, shape, (m, n)) <= 2048:
             continue
         deeper = (256, 512) if m == 16 else ()  # more of a weight's row at a time, as memory likes it
-        for k in {depth_of(m, n, shape), *deeper} if shape.packed else {128, depth_of(m, n, shape), *deeper}:
+        depths = {128, depth_of(m, n, shape), *deeper}
+        if shape.packed:  # half the bytes, and registers for what is widened, of which a gate's two sums leave few
+            depths = {depth_of(m, n, shape), *(() if shape.gate else deeper)}
+        for k in depths:
             for _, room in ROOMS:
                 tile = Tile(m, n, k, 4, stages_in(room, m, n, k, shape), ahead=4)
                 if tile.stages >= 3:

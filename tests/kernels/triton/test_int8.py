@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.errors import OptionError
 from paceline.kernels import select
 from paceline.sampling.verify import argmax
-from tests.kernels.triton.test_matmul import check, expected, make, rows_of
+from tests.kernels.triton.products import check, expected, make, rows_of, whole
 
 DTYPES = [torch.bfloat16, torch.float16]
 
@@ -93,7 +93,9 @@ def test_no_tile_and_no_number_of_rows_changes_a_bit(device: torch.device, monke
         assert torch.equal(best[1].cpu(), argmax(best[0].cpu()))
         made.append([*both, *best])
     assert all(torch.equal(one[i], made[0][i]) for one in made for i in range(4))
-    assert torch.equal(made[0][2], (x.double() @ weight.values.double().T).float() * weight.scales)
+    few = whole(device, 5, 256)
+    sums = few.double() @ weight.values.double().T  # exact
+    assert torch.equal(module.logits(few, weight), sums.float() * weight.scales)
 
 
 def test_boxes_are_left_out_with_all_that_belongs_to_them(
@@ -133,6 +135,42 @@ def test_a_packed_product_has_tiles_of_its_own_or_those_of_floats_that_suit_it(
     tables.measured[16, shape, dtype] = Tile(16, 8, 512)
     assert find_tile(8, shape, dtype) == Tile(16, 8, 512)
     assert find_tile(8, floats, dtype) == Tile(16, 64, 128, boxes=True)
+
+
+def test_every_shape_has_packed_tiles_that_fit(device: torch.device) -> None:
+    from paceline.kernels.triton.tiles import Shape, choose, suits_packed
+    from paceline.kernels.triton.tuning import SHARED, tiles_for
+
+    for n, k in ((6144, 4096), (4096, 14336), (32000, 4096), (960, 576), (33, 112)):
+        for rows in (4, 16, 32, 64, 128, 512):
+            for gate, normed in ((False, False), (True, True)):
+                shape = Shape(n, k, gate, normed, packed=True)
+                found = tiles_for(rows, shape, torch.bfloat16)
+                assert found[0] == choose(rows, shape, torch.bfloat16) and len(found) <= 40
+                for tile in found:
+                    assert suits_packed(tile)
+                    assert (2 * tile.m + tile.n * shape.halves) * tile.k * tile.stages <= SHARED
+                    assert not tile.turned or (tile.boxes and tile.n >= 16 * tile.warps)
+                    assert not tile.folded or (normed and tile.k == 128)
+
+
+def test_tuning_measures_packed_weights(device: torch.device, tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.kernels.triton import tuning
+    from paceline.kernels.triton.int8 import Int8
+    from paceline.kernels.triton.tiles import Shape, Tile
+
+    shape, seen = Shape(64, 64, True, True, packed=True), list[Any]()
+    tiles = [Tile(16, 16, 64), Tile(16, 32, 64)]
+    monkeypatch.setattr(tuning, "tiles_for", lambda *given: tiles)
+    monkeypatch.setattr(tuning, "prepare", lambda products: None)
+    monkeypatch.setattr(tuning, "measure", lambda calls: -len(seen) if seen.append(len(calls)) is None else 0)
+    monkeypatch.setattr(tuning, "BEYOND_CACHE", 3 * 2 * 64 * 64)
+    tuning.tune([shape], [16], device, torch.bfloat16)
+    assert tables.measured[16, shape, torch.bfloat16] == tiles[1]
+    assert seen == [3, 3]  # as many weights of half the bytes
+    assert all(isinstance(weight, Int8) for weight in tuning.operands(shape, 16, device, torch.bfloat16)[1])
+    tuning.try_library([shape], [16], device, torch.bfloat16)
+    assert not tables.library
 
 
 def test_tables_from_before_there_were_such_weights_are_read(device: torch.device) -> None:
