@@ -7,7 +7,8 @@ Weights are read in turn, more of them than the device's cache holds, by launche
 product as a layer has it: norm and gate in front and behind, a residual added; `library` is that by PyTorch's, as
 exact_kernels=False may have it. --tune measures tiles first and writes them to --tiles, with --fast also which products
 are the library's (what --model and --rows leave out stays as it stood there); without it those of --tiles are taken, if
-there are any. Last it says what the host takes for a launch, of each kind of tile.
+there are any. Weights of an EAGLE-3 head have 8 bits, cuBLAS's beside them 16; those of NAME-floats have 16. Last it
+says what the host takes for a launch, of each kind of tile.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch import Tensor
 from paceline.bench import machine, results
 from paceline.kernels.triton import library, tuning
 from paceline.kernels.triton import matmul as kernels
+from paceline.kernels.triton.int8 import Matrix
 from paceline.kernels.triton.tiles import Shape, Tile, bucket, find_tile
 
 ROWS = 1, 4, 8, 16, 32, 64, 128, 256, 512, 2048
@@ -48,6 +50,7 @@ MODELS = {  # layers, hidden, rows of queries, keys and values, inner, vocabular
     "qwen2.5-1.5b": (28, 1536, 2048, 8960, 151936),
 }
 HEADS = {"llama-8b": 32000, "smollm2-135m": 16384}  # vocabularies of EAGLE-3 heads
+FLOATS = "-floats"  # behind the name of a head whose weights are not packed
 OMITTED = "turned", "lasting", "boxes", "folded"  # that tuning may do without
 
 
@@ -57,11 +60,12 @@ class Product(NamedTuple):
     columns: int
     depth: int
     times: int  # in a step
+    packed: bool = False  # a weight of 8 bits
 
     @property
     def shape(self) -> Shape:
-        gate = self.name == "gate_up"
-        return Shape(self.columns // 2 if gate else self.columns, self.depth, gate, self.name in ("qkv", "gate_up"))
+        gate, normed = self.name == "gate_up", self.name in ("qkv", "gate_up")
+        return Shape(self.columns // 2 if gate else self.columns, self.depth, gate, normed, self.packed)
 
 
 def tried() -> list[Tile]:
@@ -75,11 +79,13 @@ def products() -> Iterator[Product]:
         yield Product(model, "gate_up", 2 * inner, hidden, layers)
         yield Product(model, "down", hidden, inner, layers)
         yield Product(model, "head", vocabulary, hidden, 1)
-        if model in HEADS:  # what is not as in the target's layers; no norm stands right before its qkv
-            named = f"{model}-eagle3"
-            yield Product(named, "states", hidden, 3 * hidden, 1)
-            yield Product(named, "pairs", qkv, 2 * hidden, 1)
-            yield Product(named, "head", HEADS[model], hidden, 1)
+        if model in HEADS:  # no norm stands right before its qkv
+            own = [("states", hidden, 3 * hidden), ("pairs", qkv, 2 * hidden), ("head", HEADS[model], hidden)]
+            shared = [("out", hidden, hidden), ("gate_up", 2 * inner, hidden), ("down", hidden, inner)]
+            for name, columns, depth in own:  # as floats the others are as in the target's layers
+                yield Product(f"{model}-eagle3{FLOATS}", name, columns, depth, 1)
+            for name, columns, depth in own + shared:
+                yield Product(f"{model}-eagle3", name, columns, depth, 1, packed=True)
 
 
 class Case:
@@ -88,6 +94,9 @@ class Case:
     def __init__(self, given: Product) -> None:
         self.given, self.shape = given, given.shape
         _, self.weights, _, self.around = tuning.operands(self.shape, 1, DEVICE, DTYPE)
+        self.dense = self.weights  # the library's
+        if given.packed:
+            _, self.dense, _, _ = tuning.operands(self.shape._replace(packed=False), 1, DEVICE, DTYPE)
         self.x = torch.randn(max(ROWS), given.depth, device=DEVICE, dtype=DTYPE)
         self.residual = torch.randn(max(ROWS), given.columns if given.name in ADDED else 1, device=DEVICE, dtype=DTYPE)
 
@@ -95,7 +104,7 @@ class Case:
     def plain(self) -> Any:
         return kernels.logits if self.given.name == "head" else kernels.matmul
 
-    def fused(self, rows: int, weight: Tensor) -> Tensor:
+    def fused(self, rows: int, weight: Matrix) -> Tensor:
         x = self.x[:rows]
         if self.given.name == "head":
             return kernels.logits_best(x, weight)[0]
@@ -107,10 +116,10 @@ class Case:
         residual = self.residual[:rows] if self.given.name in ADDED else None
         return library.product(self.x[:rows], weight, None, self.around.norm, residual, self.around.gate)
 
-    def compiled(self, rows: int) -> Iterator[tuple[Tensor, Tensor, Tensor, kernels.Around, Tile]]:
+    def compiled(self, rows: int) -> Iterator[tuple[Tensor, Matrix, Tensor, kernels.Around, Tile]]:
         """What `measure` launches with so many rows, for compiling all of it at once."""
         x, weight, shape = self.x[:rows], self.weights[0], self.shape
-        plain = Shape(self.given.columns, self.given.depth, False, False)
+        plain = Shape(self.given.columns, self.given.depth, False, False, self.given.packed)
         head = self.given.name == "head"
         out = x.new_empty(1, 1, dtype=torch.float32 if head else DTYPE).expand(rows, plain.n)
         yield x, weight, out, kernels.Around(), find_tile(rows, plain, DTYPE)
@@ -121,7 +130,7 @@ class Case:
             around = kernels.Around(residual=self.residual[:rows])
         yield x, weight, out[:, : shape.n], around, tile
 
-    def kinds(self) -> Iterator[tuple[Tensor, Tensor, Tensor, kernels.Around, Tile]]:
+    def kinds(self) -> Iterator[tuple[Tensor, Matrix, Tensor, kernels.Around, Tile]]:
         """What `keeps_bits` launches besides."""
         out = self.x.new_empty(TRIED, self.shape.n)
         return ((self.x[:TRIED], self.weights[0], out, self.around, tile) for tile in tried())
@@ -131,16 +140,15 @@ class Case:
         head = self.given.name == "head"
         ours = self.plain
         theirs = (lambda x, w: F.linear(x, w).float()) if head else F.linear
-        same = torch.equal(ours(x, weight).to(DTYPE), F.linear(x, weight))
+        same = isinstance(weight, Tensor) and torch.equal(ours(x, weight).to(DTYPE), F.linear(x, weight))
         times = {
             "ours_ms": tuning.measure([lambda w=w: ours(x, w) for w in self.weights]),
-            "torch_ms": tuning.measure([lambda w=w: theirs(x, w) for w in self.weights]),
+            "torch_ms": tuning.measure([lambda w=w: theirs(x, w) for w in self.dense]),
             "fused_ms": tuning.measure([lambda w=w: self.fused(rows, w) for w in self.weights]),
         }
         if not head:
-            times["library_ms"] = tuning.measure([lambda w=w: self.by_library(rows, w) for w in self.weights])
-        read = weight.numel() * weight.element_size()
-        work = 2 * weight.numel() * rows
+            times["library_ms"] = tuning.measure([lambda w=w: self.by_library(rows, w) for w in self.dense])
+        read, work = weight.nbytes, 2 * weight.shape.numel() * rows
         return {
             "rows": rows, **times, "ratio": times["ours_ms"] / times["torch_ms"],
             "gb_per_s": read / times["ours_ms"] / 1e6, "tflops": work / times["ours_ms"] / 1e9, "as_torch": same,
@@ -187,7 +195,7 @@ def run(output: Path, *others: str) -> None:
     parser.add_argument(
         "--model",
         action="append",
-        choices=[*MODELS, *(f"{name}-eagle3" for name in HEADS)],
+        choices=list(dict.fromkeys(product.model for product in products())),
         help="all of them unless given",
     )
     options = parser.parse_args(others)

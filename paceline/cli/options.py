@@ -186,7 +186,7 @@ def drafter_help() -> str:
 ORDER = "Several are asked in that order. The text is the same with every drafter."
 DRAFTER = Annotated[list[str] | None, option(DRAFTING, f"{table.NONE}, {drafter_help()} {ORDER}", metavar="SPEC")]
 COUNT = "The most tokens drafted in a round, where --drafter does not say it; else its default."
-QUANTIZED = "int8 or int4: the same as --quantization for a draft model, whatever the target's."
+QUANTIZED = "Pack a draft model's float weights at load, as int8 or int4 (on a GPU int8), whatever the target's are."
 QUANTIZATION: Group = {"drafter_quantization": (Annotated[str | None, option(DRAFTING, QUANTIZED)], None)}
 DRAFTERS: Group = {
     "drafter": (DRAFTER, None),

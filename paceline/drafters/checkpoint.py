@@ -20,7 +20,7 @@ from paceline.drafters.base import Target
 from paceline.errors import CheckpointError, OptionError, PacelineError, not_an_object
 from paceline.kernels import Ops, select
 from paceline.kernels.ops import Packed, Weight
-from paceline.kernels.quantise import METHODS
+from paceline.kernels.quantise import INT8, METHODS
 from paceline.models import loader
 from paceline.models.json_file import read_object
 from paceline.models.sources import FolderSource
@@ -152,7 +152,7 @@ class Checkpoint:
 
     def weights(self, target: Target, quantization: str) -> Weights:
         """To read a network's weights with, for the target's kernels."""
-        ops = select(target.kernels, target.device, target.dtype, packing(quantization, target))
+        ops = select(target.kernels, target.device, target.dtype, packing(quantization, target), drafts=True)
         return Weights(self.source, ops, target.dtype, target.device)
 
     def finish(self, weights: Weights, ignored: str = "") -> None:
@@ -163,14 +163,16 @@ class Checkpoint:
             raise CheckpointError(f"{self.label} holds tensors that no drafter of this kind has: {shown}")
 
 
-def own_or_borrowed(weights: Weights, name: str, shape: tuple[int, int], borrowed: Weight, ops: Ops) -> Weight:
+def own_or_borrowed(
+    weights: Weights, name: str, shape: tuple[int, int], borrowed: Weight, ops: Ops, picked: bool = False
+) -> Weight:
     """A matrix of the checkpoint's own, where it has one that is no copy of the target's; else the target's.
 
-    ops: the target's kernels.
+    ops: the target's kernels. picked: as `Weights.matrix` knows it.
     """
     if not weights.has(name) or (shape == borrowed.shape and weights.is_copy(name, borrowed, ops)):
         return borrowed
-    return weights.matrix([name], [shape])
+    return weights.matrix([name], [shape], picked=picked)
 
 
 def is_dummy(load_format: str | None, target: Target) -> bool:
@@ -204,8 +206,10 @@ def chain_length(asked: int | None, most: int, label: str) -> int:
 
 
 def packing(quantization: str, target: Target) -> str | None:
-    """The same as kernels are told it; only the native ones pack."""
-    return None if quantization == FLOATS or target.model.ops.name != "native" else quantization
+    """The same as kernels are told it: the native ones pack, Triton's to int8 alone, others nothing."""
+    kernels = target.model.ops.name
+    packs = kernels == "native" or (kernels == "triton" and METHODS.get(quantization) == INT8)
+    return quantization if packs and quantization != FLOATS else None
 
 
 __all__ = [

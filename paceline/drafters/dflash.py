@@ -41,7 +41,7 @@ class DFlash:
     """A DFlash drafter by its folder or hub id.
 
     num_draft_tokens: None drafts what its files say, else the block it was trained with; fewer make a shorter block.
-    quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
+    quantization: int8 packs the weights at load (native and Triton kernels), int4 too (native), none keeps floats.
     """
 
     model: str
@@ -93,7 +93,7 @@ class Network:
         self.layers = [Layer(config, weights.under(f"layers.{i}.")) for i in range(config.num_layers)]
         self.norm = weights.whole("norm.weight", (hidden,))
         large, size = target.model, (target.model.embedding.shape[0], hidden)
-        self.embedding = own_or_borrowed(weights, "embed_tokens.weight", size, large.embedding, large.ops)
+        self.embedding = own_or_borrowed(weights, "embed_tokens.weight", size, large.embedding, large.ops, picked=True)
         size = (config.vocab_size, hidden)
         self.head = own_or_borrowed(weights, "lm_head.weight", size, large.head, large.ops)
         cos, sin = tables(config.rope, config.head_dim, target.max_model_len)

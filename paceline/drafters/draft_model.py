@@ -29,7 +29,8 @@ class DraftModel:
     """Any supported causal model as the drafter.
 
     cross_vocabulary: draft with a model that has another tokenizer, through the tokens both vocabularies share.
-    quantization: int8 or int4 packs its float weights at load, whatever the target's are (native kernels).
+    quantization: int8 packs its float weights at load, whatever the target's are (native and Triton kernels); int4 too
+        (native).
     load_format: dummy makes random weights from its config.json, auto reads them; None: as the engine does.
     """
 
@@ -82,5 +83,6 @@ def load(config: DraftModel, target: Target) -> tuple[Model, VocabularyMap, int,
     vocabulary = match(target.tokenizer, found.tokenizer, sizes, config.cross_vocabulary, target.device)
     dtype = loader.find_dtype(config.dtype, found.config, target.device)
     reach = found.config.max_position if found.config.learned_positions else target.max_model_len
-    loaded = loader.build(found, dtype, target.device, target.kernels, target.max_model_len, config.quantization)
+    where = target.device, target.kernels, target.max_model_len
+    loaded = loader.build(found, dtype, *where, config.quantization, drafts=True)
     return loaded.model, vocabulary, min(reach, target.max_model_len), loaded.dtype

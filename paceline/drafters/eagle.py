@@ -47,7 +47,7 @@ class Eagle:
     layer_ids: the target's states an EAGLE-3 head reads, each by the layers before it, as (2, 15, 27) or "2/15/27".
     norm_before_residual: whether an EAGLE-3 head adds to the normed state, where its config is wrong about it.
     min_probability: a chain ends where the head itself gives all of it a smaller chance; 0: at its end. No tree does.
-    quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
+    quantization: int8 packs the weights at load (native and Triton kernels), int4 too (native), none keeps floats.
     load_format: dummy makes random weights from its config.json, auto reads them; None: as the engine does.
     """
 

@@ -93,7 +93,7 @@ class Network:
         model, hidden, size = target.model, self.form.hidden, target.model.config.vocab_size
         rows = checkpoint.matrix(EMBEDDING)[0] if checkpoint.has(EMBEDDING) else size
         checkpoint.check("a vocabulary of", rows, size)
-        self.embedding = own_or_borrowed(weights, EMBEDDING, (size, hidden), model.embedding, model.ops)
+        self.embedding = own_or_borrowed(weights, EMBEDDING, (size, hidden), model.embedding, model.ops, picked=True)
         rows = checkpoint.matrix(HEAD)[0] if checkpoint.has(HEAD) else size
         self.head = own_or_borrowed(weights, HEAD, (rows, hidden), model.head, model.ops)
         for own, name in ((self.embedding, EMBEDDING), (self.head, HEAD)):

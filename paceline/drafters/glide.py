@@ -41,7 +41,7 @@ class Glide:
     """A GLIDE drafter by its folder or hub id.
 
     cape: try more tokens at depths where it is unsure, up to eight; num_draft_tokens is then the depth.
-    quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
+    quantization: int8 packs the weights at load (native and Triton kernels), int4 too (native), none keeps floats.
     The rest overrides what its config.json says or lacks; what tensors say cannot be overridden.
     """
 
@@ -89,7 +89,7 @@ class Network(Model):
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         self.large = Heads(large.num_heads, large.num_kv_heads, large.head_dim)
         body, shape = weights.under("model."), (config.vocab_size, config.hidden_size)
-        self.embedding = own_or_borrowed(body, "embed_tokens.weight", shape, lent.embedding, lent.ops)
+        self.embedding = own_or_borrowed(body, "embed_tokens.weight", shape, lent.embedding, lent.ops, picked=True)
         self.head = self.embedding
         if not config.tie_embeddings:
             self.head = own_or_borrowed(weights, "lm_head.weight", shape, lent.head, lent.ops)

@@ -27,7 +27,7 @@ class StaticHeads:
     num_draft_tokens: the length of a chain, at most the checkpoint's heads, which it is by default; of a tree the most
     nodes.
     tree: the name of a published tree, or a list of rank tuples such as [(0,), (1,), (0, 0)]; None: a chain.
-    quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
+    quantization: int8 packs the weights at load (native and Triton kernels), int4 too (native), none keeps floats.
     """
 
     model: str

@@ -40,7 +40,7 @@ class MLPSpeculator:
     tree: propose the likeliest paths of a tree instead of a chain.
     top_k: how many tokens of each step a tree tries; by default as the checkpoint says.
     num_paths: how many paths of a tree are proposed; by default as the checkpoint says.
-    quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
+    quantization: int8 packs the weights at load (native and Triton kernels), int4 too (native), none keeps floats.
     """
 
     model: str
@@ -139,7 +139,7 @@ class Layout:
         def matrix(part: str, step: int, shape: tuple[int, int]) -> Weight:
             name = self.find(part, step)
             if name not in matrices:
-                matrices[name] = weights.matrix([name], [shape])
+                matrices[name] = weights.matrix([name], [shape], picked=part == "emb")
             return matrices[name]
 
         return [

@@ -42,7 +42,7 @@ class MTP:
     model: the folder of modules apart from their target; None: the target's own.
     num_draft_tokens: the most tokens to propose; None: what its files say, else as many as there are modules.
     min_probability: a draft ends where the modules themselves give all of it a smaller chance; 0: at its end.
-    quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
+    quantization: int8 packs the weights at load (native and Triton kernels), int4 too (native), none keeps floats.
     """
 
     model: str | None = None

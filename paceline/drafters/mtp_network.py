@@ -33,7 +33,7 @@ class Module:
         self.hidden, self.eps = config.hidden_size, config.norm_eps
         shape = (config.vocab_size, self.hidden)
         self.embedding = own_or_borrowed(
-            weights, f"{form.embedding}.weight", shape, self.model.embedding, self.model.ops
+            weights, f"{form.embedding}.weight", shape, self.model.embedding, self.model.ops, picked=True
         )
         self.head = own_or_borrowed(weights, f"{form.head}.weight", shape, self.model.head, self.model.ops)
         norms = (form.embedding_norm, form.state_norm, form.last_norm)

@@ -35,7 +35,7 @@ class Pard:
     """A PARD drafter: a folder, a hub id, or a transformers model with a `pard_token` in its config.
 
     pard_token: the mask token's id, where its config does not say it.
-    quantization: int8 or int4 packs the weights at load (native kernels), none keeps floats.
+    quantization: int8 packs the weights at load (native and Triton kernels), int4 too (native), none keeps floats.
     """
 
     model: Any

@@ -19,7 +19,7 @@ import torch
 
 from paceline.errors import OptionError
 from paceline.kernels.ops import Ops
-from paceline.kernels.quantise import check_quantization
+from paceline.kernels.quantise import INT8, check_quantization
 
 FAST = "triton-fast"
 KERNELS = ("auto", "native", "triton", "torch", "reference")
@@ -37,11 +37,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_compute_alone)
 
 
-def select(name: str, device: torch.device, dtype: torch.dtype, quantization: str | None = None) -> Ops:
+def select(
+    name: str, device: torch.device, dtype: torch.dtype, quantization: str | None = None, drafts: bool = False
+) -> Ops:
     """The operations called `name`; auto: on a CPU native where it is built, on a GPU triton; else torch.
 
     dtype: what weights are kept in, and the arithmetic's too; the native kernels always compute in float32.
-    quantization: pack float weights at load; the native kernels alone can.
+    quantization: pack float weights at load; the native kernels can, and Triton's, to int8, for a drafter (drafts).
     """
     blocks = check_quantization(quantization)
     if name not in (*KERNELS, FAST):
@@ -58,10 +60,11 @@ def select(name: str, device: torch.device, dtype: torch.dtype, quantization: st
         from paceline.kernels.cpu.native import NativeOps
 
         return NativeOps(blocks, dtype)
-    if blocks is not None:
+    packs = drafts and blocks == INT8 and name in ("triton", FAST)
+    if blocks is not None and not packs:
         raise OptionError(f"quantization={quantization!r} needs the native kernels on a CPU, not {name!r} on {device}")
     if name in ("triton", FAST):
-        return _triton(device, name == FAST)
+        return _triton(device, name == FAST, packs)
     if name == "reference":
         from paceline.kernels.reference import ReferenceOps
 
@@ -71,7 +74,7 @@ def select(name: str, device: torch.device, dtype: torch.dtype, quantization: st
     return EagerOps()
 
 
-def _triton(device: torch.device, fast: bool) -> Ops:
+def _triton(device: torch.device, fast: bool, packs: bool) -> Ops:
     asked = "fast kernels (exact_kernels=False) need" if fast else "kernels='triton' needs"
     try:
         from paceline.kernels.triton.device import INTERPRETED
@@ -81,7 +84,7 @@ def _triton(device: torch.device, fast: bool) -> Ops:
     if device.type != "cuda" and not INTERPRETED:
         instead = "leave that out" if fast else "use auto or native"
         raise OptionError(f"{asked} a GPU, not {device}; on a CPU {instead}")
-    return FastOps(device) if fast else TritonOps(device)
+    return FastOps(device, packs) if fast else TritonOps(device, packs)
 
 
 __all__ = ["FAST", "KERNELS", "Ops", "select"]

@@ -233,7 +233,12 @@ class EagerOps:
         """Nothing is compiled."""
 
     def pack(
-        self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device, exact: bool = False
+        self,
+        parts: Sequence[Tensor | Packed],
+        dtype: torch.dtype,
+        device: torch.device,
+        exact: bool = False,
+        picked: bool = False,
     ) -> Weight:
         dense = unpack(parts, dtype, device)
         return Weight(dense, (dense.shape[0], dense.shape[1]))

@@ -349,9 +349,17 @@ class Ops(Protocol):
         ...
 
     def pack(
-        self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device, exact: bool = False
+        self,
+        parts: Sequence[Tensor | Packed],
+        dtype: torch.dtype,
+        device: torch.device,
+        exact: bool = False,
+        picked: bool = False,
     ) -> Weight:
-        """One weight from matrices whose rows are stacked; exact: none is rounded to fewer bits than it has."""
+        """One weight from matrices whose rows are stacked; exact: none is rounded to fewer bits than it has.
+
+        picked: it is for more than linear products (embeddings, experts, heads), which not all kernels do packed.
+        """
         ...
 
     def run(

@@ -12,7 +12,8 @@ from paceline.errors import OptionError
 from paceline.kernels.blocks import Blocks
 
 GROUP = 32
-METHODS = {"int8": "Q8_0", "weight_only_int8": "Q8_0", "int4": "Q4_1"}
+INT8 = "Q8_0"
+METHODS = {"int8": INT8, "weight_only_int8": INT8, "int4": "Q4_1"}
 
 
 def check_quantization(name: str | None) -> str | None:
@@ -31,7 +32,7 @@ def quantise(matrix: Tensor, kind: str) -> Blocks | Tensor:
         return matrix
     values = matrix.detach().to(torch.float32).contiguous().numpy().reshape(-1, GROUP)
     with np.errstate(invalid="ignore", over="ignore"):  # what is no number has a scale that is none
-        raw = _int8(values) if kind == "Q8_0" else _int4(values)
+        raw = _int8(values) if kind == INT8 else _int4(values)
     return Blocks(kind, (rows, columns), np.ascontiguousarray(raw.reshape(rows, -1)))
 
 

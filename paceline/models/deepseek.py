@@ -78,8 +78,10 @@ class Layer(llama.Layer):
         self.keys_values: Weight | None = None  # of all heads: the naive form
         if latent.absorbed:
             sizes = (heads * latent.rank, latent.plain_dim), (heads * latent.value_dim, latent.rank)
-            self.keys = weights.derived(*both, sizes[0], "keys", lambda w: list(split(w)[0].transpose(1, 2)))
-            self.values = weights.derived(*both, sizes[1], "values", lambda w: list(split(w)[1]))
+            self.keys = weights.derived(
+                *both, sizes[0], "keys", lambda w: list(split(w)[0].transpose(1, 2)), picked=True
+            )
+            self.values = weights.derived(*both, sizes[1], "values", lambda w: list(split(w)[1]), picked=True)
         else:
             size = heads * (config.head_dim + latent.value_dim), width
             self.keys_values = weights.derived(*both, size, "both", lambda w: expand(*split(w), latent.rope_dim))

@@ -223,12 +223,16 @@ def build(
     kernels: str,
     max_position: int,
     quantization: str | None = None,
+    drafts: bool = False,
 ) -> Loaded:
-    """Read the weights and make the model. `Loaded.dtype` is the arithmetic's: float32 on the native kernels."""
+    """Read the weights and make the model. `Loaded.dtype` is the arithmetic's: float32 on the native kernels.
+
+    drafts: it is a drafter's, which more kernels pack.
+    """
     config, asked = found.config, dtype
     if found.fallback is not None:
         return _build_fallback(found, dtype, device, kernels, quantization)
-    ops = select(kernels, device, dtype, quantization)
+    ops = select(kernels, device, dtype, quantization, drafts)
     if ops.name == "native":
         dtype = torch.float32
     tiles = find_tiles(ops, found.source, dtype)
@@ -261,7 +265,7 @@ def _build_fallback(
 def _dtype_notices(weights: Weights, asked: torch.dtype | None, quantization: str | None) -> Iterator[str]:
     """What became of a dtype that is not the arithmetic's, and of packing what is packed already."""
     blocks, floats = ", ".join(sorted(weights.kinds & set(SOURCES))), bool(weights.kinds - set(SOURCES))
-    if blocks and quantization is not None:
+    if blocks and quantization is not None and weights.ops.name == "native":
         rest = "packs only its float matrices" if floats else "changes nothing"
         yield f"{weights.source.label} is packed already ({blocks}): quantization={quantization!r} {rest}"
     if asked is not None:

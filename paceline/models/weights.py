@@ -81,11 +81,14 @@ class Weights:
         """Several vectors, joined."""
         return torch.cat([self.whole(name, shape) for name, shape in zip(names, shapes, strict=True)])
 
-    def matrix(self, names: list[str], shapes: list[Shape], exact: bool = False) -> Weight:
-        """Several matrices, stacked into one weight; exact: in float32 and as it is, whatever others are packed to."""
+    def matrix(self, names: list[str], shapes: list[Shape], exact: bool = False, picked: bool = False) -> Weight:
+        """Several matrices, stacked into one weight; exact: in float32 and as it is, whatever others are packed to.
+
+        picked: some of its rows are taken, or it is no one matrix but many: more than a linear product.
+        """
         shape = sum(shape[0] for shape in shapes), shapes[0][1]
         parts = list(zip(names, shapes, strict=True))
-        return self._kept(names, shape, lambda: [self._read(*part) for part in parts], exact)
+        return self._kept(names, shape, lambda: [self._read(*part) for part in parts], exact, picked)
 
     def experts(self, count: int, names: list[str], shape: Shape, fused: str) -> Weight:
         """The matrices of so many experts, each `names` of one shape, one expert under another, as the file has them:
@@ -99,23 +102,29 @@ class Weights:
             stacks = {f"{name}.weight": (count, rows, columns) for name in names}
             if not self.has(next(iter(stacks))):
                 each = [f"{expert}.{name}.weight" for expert in range(count) for name in names]
-                return self.matrix(each, [shape] * len(each))
+                return self.matrix(each, [shape] * len(each), picked=True)
 
         def read() -> list[Tensor | Packed]:
             found = [self._read(name, whole) for name, whole in stacks.items()]
             return [stack[e] if isinstance(stack, Tensor) else stack.part(e) for e in range(count) for stack in found]
 
-        return self._kept(list(stacks), (count * len(names) * rows, columns), read)
+        return self._kept(list(stacks), (count * len(names) * rows, columns), read, picked=True)
 
     def transposed(self, name: str, shape: Shape) -> Weight:
         """A matrix stored [in, out]; `shape` is [out, in]."""
         return self._kept([name], (shape[0], shape[1]), lambda: [self._dense(name, shape[::-1]).t()])
 
     def derived(
-        self, name: str, shape: Shape, into: tuple[int, int], use: str, make: Callable[[Tensor], Sequence[Tensor]]
+        self,
+        name: str,
+        shape: Shape,
+        into: tuple[int, int],
+        use: str,
+        make: Callable[[Tensor], Sequence[Tensor]],
+        picked: bool = False,
     ) -> Weight:
         """A weight [out, in] of matrices made from one of a file. use: tells what is made of the same one apart."""
-        return self._kept([name], into, lambda: list(make(self._dense(name, shape))), use=use)
+        return self._kept([name], into, lambda: list(make(self._dense(name, shape))), picked=picked, use=use)
 
     def leave_out(self, prefix: str) -> int:
         """Tensors under a prefix are another's business, hence none that nobody uses; how many there are."""
@@ -137,13 +146,13 @@ class Weights:
         As transformers does it: of tied ones either will do alone, and a file that holds two that differ is believed.
         """
         if not tied:
-            return self.matrix([embedding], [shape]), self.matrix([head], [shape])
+            return self.matrix([embedding], [shape], picked=True), self.matrix([head], [shape])
         names = [name for name in (embedding, head) if self.has(name)] or [embedding]
         if len(names) == 1:
-            one = self.matrix(names, [shape])
+            one = self.matrix(names, [shape], picked=True)
             return one, one
         found = [self._read(name, shape) for name in names]
-        first = self._pack(found[:1])
+        first = self._pack(found[:1], picked=True)
         if self._same(*found):
             return first, first
         log.warning("%s ties %s to %s, but holds two that differ: both are used", self.source.label, head, embedding)
@@ -175,6 +184,7 @@ class Weights:
         shape: tuple[int, int],
         read: Callable[[], list[Tensor | Packed]],
         exact: bool = False,
+        picked: bool = False,
         use: str = "",
     ) -> Weight:
         """A weight that was kept as it was packed, else what is read now."""
@@ -185,15 +195,15 @@ class Weights:
             self.used.update(full)
             self.kinds.update(() if exact else map(self.source.kind, full))
             return found
-        packed = self._pack(read(), exact)
+        packed = self._pack(read(), exact, picked)
         if self.tiles is not None:
             self.tiles.add(key, packed)
         return packed
 
-    def _pack(self, parts: list[Tensor | Packed], exact: bool = False) -> Weight:
+    def _pack(self, parts: list[Tensor | Packed], exact: bool = False, picked: bool = False) -> Weight:
         kinds = ("float" if isinstance(part, Tensor) else part.kind for part in parts)
         self.kinds.update(() if exact else kinds)
-        packed = self.ops.pack(parts, torch.float32 if exact else self.dtype, self.device, exact)
+        packed = self.ops.pack(parts, torch.float32 if exact else self.dtype, self.device, exact, picked)
         self.source.release()
         return packed
 

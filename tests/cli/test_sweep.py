@@ -60,7 +60,7 @@ def test_the_draft_model_is_read_once_for_all_lengths_and_rounds(
 
     seen: list[Any] = []
     real = loader.build
-    monkeypatch.setattr(loader, "build", lambda *given: (seen.append(given), real(*given))[1])
+    monkeypatch.setattr(loader, "build", lambda *given, **named: (seen.append(given), real(*given, **named))[1])
     words = ["--draft-model", str(checkpoint), "--gamma", "1,2", "--max-tokens", "4", "--rounds", "2"]
     assert run(checkpoint, tmp_path, *words, "--dataset-path", str(dataset)).exit_code == 0
     assert len(seen) == 2  # the target and the draft model

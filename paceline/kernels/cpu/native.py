@@ -146,7 +146,12 @@ class NativeOps:
         """They were compiled long ago."""
 
     def pack(
-        self, parts: Sequence[Tensor | Packed], dtype: torch.dtype, device: torch.device, exact: bool = False
+        self,
+        parts: Sequence[Tensor | Packed],
+        dtype: torch.dtype,
+        device: torch.device,
+        exact: bool = False,
+        picked: bool = False,
     ) -> Weight:
         if device.type != "cpu" or dtype != torch.float32:
             raise OptionError(f"the native kernels compute in float32 on a CPU, not in {dtype} on {device}")

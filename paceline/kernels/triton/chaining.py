@@ -20,6 +20,7 @@ from paceline.kernels.ops import Inputs, LayerCache, Layout, Ops, Span
 from paceline.kernels.rounds import Keyed
 from paceline.kernels.triton import picking
 from paceline.kernels.triton.device import PDL, begin, launching
+from paceline.kernels.triton.int8 import Matrix
 from paceline.kernels.triton.matmul import Bests
 from paceline.kernels.triton.product import best_of_blocks
 
@@ -78,7 +79,7 @@ def draw(
     ops: Ops,
     chain: Chain,
     caches: Sequence[LayerCache],
-    bests: Callable[[Tensor, Tensor], tuple[Tensor, Bests]] | None = None,
+    bests: Callable[[Tensor, Matrix], tuple[Tensor, Bests]] | None = None,
 ) -> Drafts:
     """Drafts for each of B rows, one a link, by any kernels whose results stay on the device; bests(final, head): the
     logits by a product that finds what is best in each of its blocks on the way."""

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from paceline.kernels.triton import matmul as exact
 from paceline.kernels.triton import rows as row_kernels
+from paceline.kernels.triton.int8 import Int8, Matrix
 from paceline.kernels.triton.matmul import Norm
 from paceline.kernels.triton.tiles import prefers_library
 
 
 def matmul(
     x: Tensor,
-    weight: Tensor,
+    weight: Matrix,
     bias: Tensor | None = None,
     norm: Norm | None = None,
     residual: Tensor | None = None,
@@ -25,8 +26,9 @@ def matmul(
 ) -> Tensor:
     """As the one in `matmul.py`, by whoever is the faster; the library's results are rounded at every step."""
     shape = exact.shape_of(x, weight, gate is not None, norm)
-    multiply = product if prefers_library(len(x), shape, x.dtype) else exact.matmul
-    return multiply(x, weight, bias, norm, residual, gate)
+    if isinstance(weight, Int8) or not prefers_library(len(x), shape, x.dtype):
+        return exact.matmul(x, weight, bias, norm, residual, gate)
+    return product(x, weight, bias, norm, residual, gate)
 
 
 def product(

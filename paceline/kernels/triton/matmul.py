@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from paceline.kernels.ops import ACTIVATIONS
 from paceline.kernels.triton import product
 from paceline.kernels.triton.device import BOXES, INTERPRETED, PDL, launching, processors
+from paceline.kernels.triton.int8 import Int8, Matrix, split
 from paceline.kernels.triton.interpreter import mend
 from paceline.kernels.triton.tiles import Shape, Tile, find_tile
 
@@ -35,7 +36,7 @@ class Norm:
 
 def matmul(
     x: Tensor,
-    weight: Tensor,
+    weight: Matrix,
     bias: Tensor | None = None,
     norm: Norm | None = None,
     residual: Tensor | None = None,
@@ -54,7 +55,7 @@ def matmul(
     return out
 
 
-def logits(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
+def logits(x: Tensor, weight: Matrix, norm: Norm | None = None) -> Tensor:
     """x [R, K] · weight [V, K]ᵀ → [R, V] float32, unrounded."""
     out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
     launch(x, weight, out, Around(norm=norm), _tile_of_logits(len(x), x, weight, norm))
@@ -62,7 +63,7 @@ def logits(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
 
 
 def logits_best(
-    x: Tensor, weight: Tensor, norm: Norm | None = None, picked: Tensor | None = None
+    x: Tensor, weight: Matrix, norm: Norm | None = None, picked: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`logits`, and [R] int64 the lowest id of each row's largest: -1 where none is above -inf or one is NaN."""
     out, (values, ids) = logits_bests(x, weight, norm, picked)
@@ -75,7 +76,7 @@ def logits_best(
 
 
 def logits_bests(
-    x: Tensor, weight: Tensor, norm: Norm | None = None, picked: Tensor | None = None
+    x: Tensor, weight: Matrix, norm: Norm | None = None, picked: Tensor | None = None
 ) -> tuple[Tensor, Bests]:
     """`logits`, and of each block of a row the largest, by `product.leave_best`: what the row's best is found in.
 
@@ -96,7 +97,7 @@ def logits_bests(
     return out, (values, ids)
 
 
-def _tile_of_logits(rows: int, x: Tensor, weight: Tensor, norm: Norm | None) -> Tile:
+def _tile_of_logits(rows: int, x: Tensor, weight: Matrix, norm: Norm | None) -> Tile:
     """Logits are twice as wide, and a row's best is found: too much for large tiles that last."""
     tile = find_tile(rows, shape_of(x, weight, False, norm), x.dtype)
     return replace(tile, lasting=tile.lasting and tile.m <= 64)
@@ -129,14 +130,15 @@ class Around:
     factors: Tensor | None = None  # [T] of rows that are scaled already
 
 
-def shape_of(x: Tensor, weight: Tensor, gate: bool, norm: Norm | None) -> Shape:
+def shape_of(x: Tensor, weight: Matrix, gate: bool, norm: Norm | None) -> Shape:
     width = weight.shape[0] // 2 if gate else weight.shape[0]
-    return Shape(width, weight.shape[1], gate, norm is not None)
+    return Shape(width, weight.shape[1], gate, norm is not None, isinstance(weight, Int8))
 
 
-def launch(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile | None = None) -> None:
+def launch(x: Tensor, weight: Matrix, out: Tensor, around: Around, tile: Tile | None = None) -> None:
     """One product into `out`; tile: another than the table's."""
-    if x.dtype != weight.dtype or x.shape[1] != weight.shape[1] or x.stride(1) != 1 or weight.stride(1) != 1:
+    apart = x.stride(1) != 1 or split(weight)[0].stride(1) != 1
+    if x.dtype != weight.dtype or x.shape[1] != weight.shape[1] or apart:
         raise ValueError(
             "a product needs rows [T, K] and a weight [N, K] of one dtype, each row's values side by side; given "
             f"{x.dtype} {tuple(x.shape)} and {weight.dtype} {tuple(weight.shape)}"
@@ -153,23 +155,25 @@ def launch(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile | 
     kernel[grid](*given, **options)
 
 
-def arguments(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile) -> Any:
+def arguments(x: Tensor, weight: Matrix, out: Tensor, around: Around, tile: Tile) -> Any:
     """A launch: kernel, grid, arguments, options."""
     (rows, depth), width, norm, residual = x.shape, out.shape[1], around.norm, around.residual
+    values, scales = split(weight)
     programs = triton.cdiv(rows, tile.m) * triton.cdiv(width, tile.n)
-    if tile.lasting:
-        programs = min(programs, processors(x.device))
     kind = product.FOLDED if norm is not None else product.PLAIN if around.factors is None else product.FACTORS
-    kernel, rows_given, weight_given = product.product, x, weight
+    kernel, rows_given, weight_given = product.product, x, values
     beside, more = None if norm is None else norm.weight, {}
-    if tile.boxes and norm is None and all(map(_has_boxes, (x, weight))):
-        kernel, beside = product.product_of_boxes, weight
+    # Values that are widened come from registers, which a tensor core allows its left side alone.
+    if tile.boxes and norm is None and (scales is None or tile.turned) and all(map(_has_boxes, (x, values))):
+        kernel, beside = product.product_of_boxes, values
+        if tile.lasting:
+            programs = min(programs, processors(x.device))
         more = {"TURNED": tile.turned, "LASTING": programs if tile.lasting else 0}
         rows_given = TensorDescriptor.from_tensor(x, [tile.m, tile.k])
-        weight_given = TensorDescriptor.from_tensor(weight, [tile.n, tile.k])
+        weight_given = TensorDescriptor.from_tensor(values, [tile.n, tile.k])
     given = (
-        rows_given, weight_given, out, around.bias, residual, beside, around.factors,
-        *(around.bests or (None, None)), rows, width, depth, x.stride(0), weight.stride(0),
+        rows_given, weight_given, out, scales, around.bias, residual, beside, around.factors,
+        *(around.bests or (None, None)), rows, width, depth, x.stride(0), values.stride(0),
         0 if residual is None else residual.stride(0), 1.0 / depth, 0.0 if norm is None else norm.eps,
     )  # fmt: skip
     # The interpreter cannot count to a number it was given; compiled, one kernel serves every K.
@@ -199,4 +203,4 @@ def _wide(weight: Tensor) -> Tensor:
 def _has_boxes(matrix: Tensor) -> bool:
     """Whether its rows begin where the device can copy boxes of them."""
     size = matrix.element_size()
-    return BOXES and size == 2 and matrix.stride(0) * size % 16 == 0 and matrix.data_ptr() % 16 == 0
+    return BOXES and size <= 2 and matrix.stride(0) * size % 16 == 0 and matrix.data_ptr() % 16 == 0

@@ -33,6 +33,7 @@ from paceline.kernels.ops import (
     Inputs,
     LayerCache,
     Layout,
+    Packed,
     Span,
     Weight,
 )
@@ -45,6 +46,7 @@ from paceline.kernels.triton.attention import Look, Tiles, attend, tiles_of
 from paceline.kernels.triton.compiling import compile_for
 from paceline.kernels.triton.device import INTERPRETED
 from paceline.kernels.triton.heads import HeadNorms
+from paceline.kernels.triton.int8 import Matrix, round_rows
 from paceline.kernels.triton.matmul import Norm, logits_best, logits_bests, matmul
 from paceline.kernels.triton.matmul import logits as matmul_logits
 from paceline.kernels.triton.rounds import TritonRounds
@@ -91,7 +93,7 @@ class Normed(Waiting):
 @dataclass(eq=False)
 class Product(Waiting):
     x: Tensor
-    weight: Tensor
+    weight: Matrix
     bias: Tensor | None
     norm: Norm | None
     multiply: Callable[..., Tensor]
@@ -285,9 +287,22 @@ class TritonOps(EagerOps):
     forward = TritonForward
     bests = staticmethod(logits_bests)  # by which drafts are the likeliest
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, packs: bool = False) -> None:
+        """packs: matrices for linear products are kept in 8 bits."""
+        self.packs = packs
         for path in sorted(MEASURED.glob("*.json")):
             tuning.load(path, device)
+
+    def pack(
+        self,
+        parts: Sequence[Tensor | Packed],
+        dtype: torch.dtype,
+        device: torch.device,
+        exact: bool = False,
+        picked: bool = False,
+    ) -> Weight:
+        weight = super().pack(parts, dtype, device, exact, picked)
+        return replace(weight, data=round_rows(weight.data)) if self.packs and not exact and not picked else weight
 
     def prepare(self, rounds: Iterable[Callable[[], object]]) -> None:
         if not INTERPRETED:

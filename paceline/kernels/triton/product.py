@@ -1,7 +1,8 @@
 """The matrix product's kernel: one float32 sum for each value, over k in ascending order, whatever the tile.
 
 So a row's bits depend on the row and the weight alone. What comes in front of the product (an rms norm) and behind it
-(bias, gate, residual, the best of a row) is done on the way, in float32, and rounded once.
+(bias, gate, residual, the best of a row) is done on the way, in float32, and rounded once. A weight's values of 8 bits
+are widened to those of x, which loses nothing, and the sum is multiplied by the scale of the weight's row.
 """
 
 from __future__ import annotations
@@ -24,6 +25,38 @@ def dot(a, b, total, WIDEN: tl.constexpr):
 
 
 @triton.jit
+def widen(values, like, PAIRS: tl.constexpr, WIDEN: tl.constexpr):
+    """Values of 8 bits in the type of `like`. PAIRS: each thread has them two by two, else four by four.
+
+    A byte is put under a large exponent, where it counts ones, and what it counts from is taken off. The compiler's own
+    way is this one for fours in bfloat16; pairs it would take apart, and it has none for float16.
+    """
+    if values.dtype != tl.int8:
+        return values
+    if WIDEN:
+        return values.to(tl.float32)
+    if PAIRS and like.dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 u, v; prmt.b32 u, $1, 0x43434343, 0x4140; and.b32 v, u, 0xff80ff80; and.b32 u, u, 0xff7fff7f;"
+            " sub.bf16x2 $0, u, v;}",
+            "=r,r", [values], dtype=tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+    if PAIRS and like.dtype == tl.float16:
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 u, v; xor.b32 u, $1, 0x80808080; prmt.b32 u, u, 0x64646464, 0x4140; mov.b32 v, 0x64806480;"
+            " sub.f16x2 $0, u, v;}",
+            "=r,r", [values], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    if like.dtype == tl.float16:
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 u, v, w; xor.b32 u, $2, 0x80808080; prmt.b32 w, u, 0x64646464, 0x4342;"
+            " prmt.b32 u, u, 0x64646464, 0x4140; mov.b32 v, 0x64806480; sub.f16x2 $0, u, v; sub.f16x2 $1, w, v;}",
+            "=r,=r,r", [values], dtype=tl.float16, is_pure=True, pack=4,
+        )  # fmt: skip
+    return values.to(like.dtype)
+
+
+@triton.jit
 def place(number, T, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
     """Where a tile is: programs that run together share GROUP tiles of rows, so that weights are read once."""
     tall, wide = tl.cdiv(T, BLOCK_M), tl.cdiv(N, BLOCK_N)
@@ -36,7 +69,7 @@ def place(number, T, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.
 @triton.jit
 def prefetch_rows(w, row_numbers, stride, K, LINES: tl.constexpr):
     """The first lines of some of the weight's rows: no kernel writes them."""
-    at = tl.arange(0, LINES) * 64  # values of 16 bits in a line
+    at = tl.arange(0, LINES) * (1024 // w.dtype.element_ty.primitive_bitwidth)  # values in a line
     prefetch(w + row_numbers[:, None] * stride + tl.minimum(at, K - 1)[None, :])
 
 
@@ -55,11 +88,15 @@ def leave_best(values, ids, acc, cols, N, number, blocks, rows, T):
 
 @triton.jit
 def finish(
-    acc, up, factor, rows, cols, tile_col, out, bias, residual, best_values, best_ids, T, N, residual_stride,
+    acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best_values, best_ids, T, N, residual_stride,
     NORM: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
     """What is done to a tile's sums, in float32, before they are rounded and stored."""
     stored = (rows < T)[:, None] & (cols < N)[None, :]
+    if scales is not None:
+        acc *= tl.load(scales + cols, mask=cols < N, other=0.0)[None, :]
+        if GATE != "":
+            up *= tl.load(scales + N + cols, mask=cols < N, other=0.0)[None, :]
     if NORM != 0:
         acc *= factor
         up *= factor
@@ -83,6 +120,7 @@ def product(
     x,  # [T, K]
     w,  # [N, K]; with a gate [2N, K]
     out,  # [T, N]
+    scales,  # [N] float32 of a weight of 8 bits; with a gate [2N]
     bias,
     residual,  # [T, N]
     scale,  # [K] the norm's weight
@@ -148,13 +186,13 @@ def product(
             else:
                 by = tl.load(scale + step * BLOCK_K + lanes, mask=inside, other=0.0)
             a = (wide * by.to(tl.float32)[None, :]).to(a.dtype)
-        acc = dot(a, b, acc, WIDEN)
+        acc = dot(a, widen(b, a, False, WIDEN), acc, WIDEN)
         if GATE != "":
             if EVEN:
                 c = tl.load(up_at, eviction_policy=WEIGHTS)
             else:
                 c = tl.load(up_at, mask=inside[:, None], other=0.0, eviction_policy=WEIGHTS)
-            up = dot(a, c, up, WIDEN)
+            up = dot(a, widen(c, a, False, WIDEN), up, WIDEN)
             up_at += BLOCK_K
         x_at += BLOCK_K
         w_at += BLOCK_K
@@ -165,14 +203,14 @@ def product(
     elif NORM == 2:
         factor = tl.load(factors + rows, mask=rows < T, other=0.0)[:, None]
     finish(
-        acc, up, factor, rows, cols, tile_col, out, bias, residual, best_values, best_ids, T, N, residual_stride,
-        NORM, GATE,
+        acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best_values, best_ids, T, N,
+        residual_stride, NORM, GATE,
     )  # fmt: skip
 
 
 @triton.jit
 def tile_of_boxes(
-    number, x, w, out, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
+    number, x, w, out, scales, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
     STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, WIDEN: tl.constexpr,
     TURNED: tl.constexpr,
@@ -187,9 +225,11 @@ def tile_of_boxes(
     for step in range(STEPS if STEPS > 0 else tl.cdiv(K, BLOCK_K)):
         a = x.load([tile_row * BLOCK_M, step * BLOCK_K])
         b = w.load([tile_col * BLOCK_N, step * BLOCK_K])
+        b = widen(b, a, True, WIDEN)
         acc = dot(b, a.T, acc, WIDEN) if TURNED else dot(a, b.T, acc, WIDEN)
         if GATE != "":
             c = w.load([N + tile_col * BLOCK_N, step * BLOCK_K])
+            c = widen(c, a, True, WIDEN)
             up = dot(c, a.T, up, WIDEN) if TURNED else dot(a, c.T, up, WIDEN)
     if TURNED:
         acc, up = acc.T, up.T
@@ -198,8 +238,8 @@ def tile_of_boxes(
     if NORM == 2:
         factor = tl.load(factors + rows, mask=rows < T, other=0.0)[:, None]
     finish(
-        acc, up, factor, rows, cols, tile_col, out, bias, residual, best_values, best_ids, T, N, residual_stride,
-        NORM, GATE,
+        acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best_values, best_ids, T, N,
+        residual_stride, NORM, GATE,
     )  # fmt: skip
 
 
@@ -207,7 +247,7 @@ def tile_of_boxes(
 def product_of_boxes(
     x,  # [T, K] a descriptor of boxes [BLOCK_M, BLOCK_K]
     w,  # [N, K], with a gate [2N, K]: of boxes [BLOCK_N, BLOCK_K]
-    out, bias, residual,
+    out, scales, bias, residual,
     lines,  # the weight itself: a descriptor asks for nothing ahead
     factors, best_values, best_ids, T, N, K, x_stride, w_stride, residual_stride, share, eps,
     EVEN: tl.constexpr, ONCE: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
@@ -228,7 +268,7 @@ def product_of_boxes(
     begin(PDL)
     if LASTING == 0:
         tile_of_boxes(
-            first, x, w, out, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
+            first, x, w, out, scales, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
             STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, WIDEN, TURNED,
         )  # fmt: skip
     else:
@@ -236,7 +276,7 @@ def product_of_boxes(
         tiles = tl.cdiv(T, BLOCK_M) * tl.cdiv(N, BLOCK_N)
         for number in tl.range(first, tiles, LASTING, flatten=True):
             tile_of_boxes(
-                number, x, w, out, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
+                number, x, w, out, scales, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
                 STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, WIDEN, TURNED,
             )  # fmt: skip
 

@@ -26,6 +26,7 @@ class Shape(NamedTuple):
     k: int
     gate: bool  # the weight has 2N rows
     normed: bool  # an rms norm stands in front
+    packed: bool = False  # the weight has 8 bits
 
     @property
     def halves(self) -> int:
@@ -57,10 +58,22 @@ def bucket(rows: int) -> int:
 
 
 def find_tile(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
-    """What was measured, for the product alone if not with its norm; else the rule's."""
+    """What was measured, for the product alone if not with its norm, of floats if not packed; else the rule's."""
     count = bucket(rows)
-    found = measured.get((count, shape, dtype)) or measured.get((count, shape._replace(normed=False), dtype))
+    found = _measured(count, shape, dtype)
+    if found is None and shape.packed:
+        found = _measured(count, shape._replace(packed=False), dtype)
+        found = found if found is not None and suits_packed(found) else None
     return found or choose(count, shape, dtype)
+
+
+def _measured(count: int, shape: Shape, dtype: torch.dtype) -> Tile | None:
+    return measured.get((count, shape, dtype)) or measured.get((count, shape._replace(normed=False), dtype))
+
+
+def suits_packed(tile: Tile) -> bool:
+    """Whether widened values go into a tensor core from registers: its left side's, or both of one of few rows."""
+    return tile.turned or (not tile.boxes and tile.m <= 32)
 
 
 def prefers_library(rows: int, shape: Shape, dtype: torch.dtype) -> bool:
@@ -81,6 +94,8 @@ def choose(rows: int, shape: Shape, dtype: torch.dtype) -> Tile:
     else:
         m, n = max(sizes, key=lambda size: (count_programs(rows, shape, size), size[0] * size[1]))
     k = depth_of(m, n, shape)
+    if shape.packed and m > 32:
+        return Tile(m, n, k, warps=8 if n >= 128 else 4, stages=4, boxes=True, turned=True)
     if m > 64:
         return Tile(m, n, k, warps=8, stages=4, boxes=True)
     programs = count_programs(rows, shape, (m, n))
@@ -105,6 +120,7 @@ def areas(rows: int, shape: Shape) -> list[tuple[int, int]]:
         and (n > 8 or m <= 32)
         and (n > 32 or m <= 64)
         and (n <= 128 or m > 64)
+        and (not shape.packed or m <= 32 or (n >= 64 and m * n * shape.halves <= 2**14))
     ]
 
 
@@ -115,6 +131,10 @@ def count_programs(rows: int, shape: Shape, size: tuple[int, int]) -> int:
 def depth_of(m: int, n: int, shape: Shape) -> int:
     """Columns of x in a step: 128 where they fit four times over and divide the sum."""
     wide = n * shape.halves
+    if shape.packed and m * wide <= 2048 and shape.k % (2 * LANES) == 0:
+        return 2 * LANES  # more of a weight's row, which has half the bytes
+    if shape.packed:
+        return LANES if m <= 64 else 64
     return 64 if (m > 64 and wide > 64) or (m == 64 and (wide > 64 or shape.k % LANES)) else LANES
 
 
@@ -125,4 +145,4 @@ def stages_in(room: int, m: int, n: int, k: int, shape: Shape) -> int:
 
 def bytes_of(m: int, n: int, k: int, shape: Shape) -> int:
     """Of one step's rows and weights."""
-    return (m + n * shape.halves) * k * 2
+    return (m * 2 + n * shape.halves * (1 if shape.packed else 2)) * k

@@ -27,6 +27,7 @@ from triton.runtime._async_compile import AsyncCompileMode
 
 from paceline.kernels.triton.arithmetic import LANES
 from paceline.kernels.triton.compiling import THREADS
+from paceline.kernels.triton.int8 import Matrix, round_rows
 from paceline.kernels.triton.library import product as by_library
 from paceline.kernels.triton.matmul import Around, Norm, arguments, launch
 from paceline.kernels.triton.tiles import (
@@ -42,6 +43,7 @@ from paceline.kernels.triton.tiles import (
     library,
     measured,
     stages_in,
+    suits_packed,
 )
 
 log = logging.getLogger(__name__)
@@ -65,7 +67,7 @@ MANY = (
 
 
 Times = dict[Tile, float]
-Operands = tuple[Tensor, list[Tensor], Tensor, Around]
+Operands = tuple[Tensor, list[Matrix], Tensor, Around]
 timed: dict[tuple[int, Shape, torch.dtype], Times] = {}  # all that `tune` measured, by bucket of rows
 
 
@@ -156,18 +158,21 @@ def _tolerating() -> Iterator[None]:
 
 
 def try_library(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
-    """Measure the library's products of these shapes beside ours, each with its norm and gate."""
+    """Measure the library's products of these shapes beside ours, each with its norm and gate; it has none packed."""
     for shape, count in itertools.product(dict.fromkeys(shapes), rows):
+        if shape.packed:
+            continue
         x, weights, out, around = operands(shape, count, device, dtype)
         tile = find_tile(count, shape, dtype)
         ours = measure([_call(x, weight, out, around, tile) for weight in weights])
-        theirs = measure([partial(by_library, x, weight, None, around.norm, None, around.gate) for weight in weights])
+        dense = [weight for weight in weights if isinstance(weight, Tensor)]
+        theirs = measure([partial(by_library, x, weight, None, around.norm, None, around.gate) for weight in dense])
         library[count, shape, dtype] = theirs < ours
 
 
-def made_in(tile: Tile, x: Tensor, weight: Tensor, around: Around) -> Tensor:
+def made_in(tile: Tile, x: Tensor, weight: Matrix, around: Around) -> Tensor:
     """What a product is in this tile: the same as in any."""
-    width = len(weight) // (1 if around.gate is None else 2)
+    width = weight.shape[0] // (1 if around.gate is None else 2)
     out = torch.empty(len(x), width, dtype=x.dtype, device=x.device)
     launch(x, weight, out, around, tile)
     return out
@@ -183,7 +188,10 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
         if m > 64 or m * n * 4 < rule.m * rule.n or not 64 <= count_programs(rows, shape, (m, n)) <= 2048:
             continue
         deeper = (256, 512) if m == 16 else ()  # more of a weight's row at a time, as memory likes it
-        for k in {128, depth_of(m, n, shape), *deeper}:
+        depths = {128, depth_of(m, n, shape), *deeper}
+        if shape.packed:  # half the bytes, and registers for what is widened, of which a gate's two sums leave few
+            depths = {depth_of(m, n, shape), *(() if shape.gate else deeper)}
+        for k in depths:
             for _, room in ROOMS:
                 tile = Tile(m, n, k, 4, stages_in(room, m, n, k, shape), ahead=4)
                 if tile.stages >= 3:
@@ -191,7 +199,8 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
                 if tile.stages >= 3 and shape.normed and k == LANES and m <= 32:
                     found[replace(tile, folded=True)] = None
     found |= dict.fromkeys(turned(rows, shape) if rows <= 64 else many(rows, shape))
-    return [tile for tile in found if tile == rule or not any(getattr(tile, kind) for kind in without)]
+    tried = (tile for tile in found if not shape.packed or suits_packed(tile))
+    return [tile for tile in tried if tile == rule or not any(getattr(tile, kind) for kind in without)]
 
 
 def turned(rows: int, shape: Shape) -> Iterator[Tile]:
@@ -229,14 +238,17 @@ def operands(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) 
     """Rows and as many weights as no cache holds, with what stands around such a product in a layer."""
     x = torch.randn(rows, shape.k, device=device, dtype=dtype)
     height = shape.n * shape.halves
-    copies = min(MOST_COPIES, -(-BEYOND_CACHE // (height * shape.k * dtype.itemsize)))
-    weights = [torch.randn(height, shape.k, device=device, dtype=dtype) * shape.k**-0.5 for _ in range(copies)]
+    copies = min(MOST_COPIES, -(-BEYOND_CACHE // (height * shape.k * (1 if shape.packed else dtype.itemsize))))
+    weights = list[Matrix]()
+    for _ in range(copies):
+        made = torch.randn(height, shape.k, device=device, dtype=dtype) * shape.k**-0.5
+        weights.append(round_rows(made) if shape.packed else made)
     norm = Norm(torch.ones(shape.k, device=device), 1e-5) if shape.normed else None
     out = torch.empty(rows, shape.n, device=device, dtype=dtype)
     return x, weights, out, Around(norm=norm, gate="silu" if shape.gate else None)
 
 
-def prepare(products: Iterable[tuple[Tensor, Tensor, Tensor, Around, Tile]]) -> None:
+def prepare(products: Iterable[tuple[Tensor, Matrix, Tensor, Around, Tile]]) -> None:
     """Compile the kernels of all these products, many at a time. What cannot be compiled fails when it is launched."""
     with ThreadPoolExecutor(THREADS) as pool, AsyncCompileMode(pool, ignore_errors=True):
         for x, weight, out, around, tile in products:
@@ -274,7 +286,7 @@ def often(calls: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
     return [*calls] * -(-LAUNCHES // len(calls))
 
 
-def _call(x: Tensor, weight: Tensor, out: Tensor, around: Around, tile: Tile) -> Callable[[], None]:
+def _call(x: Tensor, weight: Matrix, out: Tensor, around: Around, tile: Tile) -> Callable[[], None]:
     return lambda: launch(x, weight, out, around, tile)
 
 
