@@ -32,6 +32,8 @@ NARROW = {"num_warps": 4, "num_stages": 3}
 WIDE = {"num_warps": 8, "num_stages": 4}
 LEAST = 16  # pairs of a program at least: a tensor core's rows
 BRIEF = 2  # stages of programs with no more blocks than that
+# Where nodes' programs are more than run at once: twice as many do if they take so few registers.
+CROWDED = {"num_stages": BRIEF, "maxnreg": 128}
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
 AHEAD = 64  # values a thread reads at once where chunks are merged
@@ -176,7 +178,8 @@ def _launch(
         size, arrivals = min(room, q.shape[0]) * shape["HEADS"] * chunks, _arrivals(q.device)
         partial = out.new_empty(size * shape["WIDE"], dtype=torch.float32)
         stats = out.new_empty(size * 2, dtype=torch.float32)
-    looking.look[(len(tiles.first) * subs * (1 + own), kv_heads, splits)](
+    programs = (subs * (splits + own), 1) if own else (subs, splits)
+    looking.look[(len(tiles.first) * programs[0], kv_heads, programs[1])](
         q_at=q, k_at=keys, v_at=values, out_at=out, partial=partial, stats=stats, arrivals=arrivals,
         tile_first=tiles.first, tile_count=tiles.count,
         q_stride=q.stride(0), k_stride=keys.stride(0), k_head=keys.stride(1),

@@ -228,19 +228,21 @@ def look(
     """
     if not OLD:
         begin(PDL)
-    programs = subs * (1 + OWN)
+    head, split, shares = tl.program_id(1), tl.program_id(2), splits
+    programs = subs * (splits + OWN if OWN > 0 else 1)  # of a tile and head, of the same split where nodes have none
     tile, number = tl.program_id(0) // programs, tl.program_id(0) % programs
-    head, split = tl.program_id(1), tl.program_id(2)
     CACHE: tl.constexpr = ".cg" if OLD else ""  # a processor's own cache is up to date only once it has waited
     count = tl.load(tile_count + tile, cache_modifier=CACHE)
     first = tl.load(tile_first + tile, cache_modifier=CACHE)
     sub, alone = number, False
     if OWN > 0:
-        alone = number >= subs
-        sub = tl.where(alone, (number - subs) // OWN, number)
+        alone, split = number >= subs * splits, number % splits
+        lone_row = number - subs * splits
+        sub = tl.where(alone, lone_row // OWN, number // splits)
         row_begin = sub // ((GROUP + M - 1) // M) * OWN
-        lone_row = row_begin + tl.where(alone, (number - subs) % OWN, 0)
+        lone_row = row_begin + tl.where(alone, lone_row % OWN, 0)
         idle = lone_row >= count
+        split, shares = tl.where(alone, 0, split), tl.where(alone, 1, splits)
     else:
         row_begin = sub * M // GROUP
         idle = sub * M >= count * GROUP
@@ -272,12 +274,12 @@ def look(
             own_chunk = tl.where(shared < end, found, end_chunk)
             shared = tl.minimum(end, first_block(own_chunk, PER, EDGE, FAR))
     busy = tl.minimum(splits, tl.maximum(own_chunk - lowest_chunk, 1))  # programs with a chunk; one where none is seen
-    own_busy = tl.minimum(splits, end_chunk - own_chunk)  # and of each row
+    own_busy = tl.minimum(1, end_chunk - own_chunk)  # and of each row
     begin_chunk, sharing, mine = lowest_chunk, busy, ok
     if OWN > 0:
         begin_chunk, sharing = tl.where(alone, own_chunk, lowest_chunk), tl.where(alone, own_busy, busy)
-        mine = ok & ((row == lone_row) | (number < subs))
-    chunk0 = begin_chunk + (split + splits - begin_chunk % splits) % splits
+        mine = ok & ((row == lone_row) | (number < subs * splits))
+    chunk0 = begin_chunk + (split + shares - begin_chunk % shares) % shares
     if chunk0 - begin_chunk >= sharing:
         if OLD:
             begin(PDL)
@@ -286,14 +288,14 @@ def look(
     k_at += head.to(tl.int64) * k_head
     v_at += head.to(tl.int64) * v_head
     # This program's blocks are items; those that are shared come first.
-    far0 = chunk0 + (tl.maximum(EDGE // PER - chunk0, 0) + splits - 1) // splits * splits
+    far0 = chunk0 + (tl.maximum(EDGE // PER - chunk0, 0) + shares - 1) // shares * shares
     skipped = tl.maximum(lo // BLOCK - first_block(chunk0, PER, EDGE, FAR), 0)
-    num_shared = items(shared, chunk0, far0, splits, PER, EDGE, FAR)
-    num_items = items(end, chunk0, far0, splits, PER, EDGE, FAR)
+    num_shared = items(shared, chunk0, far0, shares, PER, EDGE, FAR)
+    num_items = items(end, chunk0, far0, shares, PER, EDGE, FAR)
     if OWN > 0:
         num_items = tl.where(alone, num_items, num_shared)
     n = tl.arange(0, BLOCK)
-    block, _, _ = nth(skipped, chunk0, far0, splits, PER, EDGE, FAR)
+    block, _, _ = nth(skipped, chunk0, far0, shares, PER, EDGE, FAR)
     page = tl.load(table + within(block * BLOCK + n, lo, hi) // PAGE, cache_modifier=CACHE)
     if OWN > 0:
         lone = first + lone_row
@@ -325,7 +327,7 @@ def look(
     sums, seen_total = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M,), tl.float32)
     acc, seen = tl.zeros((M, WIDE_PAD), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
     for item in range(skipped, num_shared):
-        block, chunk, inside = nth(item, chunk0, far0, splits, PER, EDGE, FAR)
+        block, chunk, inside = nth(item, chunk0, far0, shares, PER, EDGE, FAR)
         p_at = block * BLOCK + n
         rows = row_of(page, within(p_at, lo, hi), PAGE, SMALL)
         k = fetch(k_at + MAIN_AT, rows, k_stride, None, MAIN, MAIN_PAD)
@@ -336,14 +338,14 @@ def look(
             v = fetch(v_at, rows, v_stride, None, WIDE, WIDE_PAD)
         # Read one block ahead, so that keys and values wait for no page. What is kept for it must be what was read:
         # anything made of that Triton makes where it is used.
-        follower, _, _ = nth(item + 1, chunk0, far0, splits, PER, EDGE, FAR)
+        follower, _, _ = nth(item + 1, chunk0, far0, shares, PER, EDGE, FAR)
         page = tl.load(table + within(follower * BLOCK + n, lo, hi) // PAGE)
         s = bend(s, inner, CAPPED)
         if (block * BLOCK < inner_lo) | (block * BLOCK + BLOCK - 1 > inner_hi):
             s = tl.where((p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
         if (inside == 0) & (item > 0):
             m, sums, acc, seen_m, seen_total, seen = turn(
-                partial, stats, left_at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
+                partial, stats, left_at, chunk - shares, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
                 WIDE, SPLIT, WINDOW,
             )  # fmt: skip
         p, m, alpha = soften(s, m, factor)
@@ -354,11 +356,11 @@ def look(
         # Where programs of all rows merge their chunks, theirs is left in front of these.
         shift = 0 if SPLIT else 1 - own_chunk
         for item in range(tl.where(alone, skipped, num_items), num_items):
-            block, chunk, inside = nth(item, chunk0, far0, splits, PER, EDGE, FAR)
+            block, chunk, inside = nth(item, chunk0, far0, shares, PER, EDGE, FAR)
             p_at = block * BLOCK + n
             if (inside == 0) & (item > 0):
                 m, sums, acc, seen_m, seen_total, seen = turn(
-                    partial, stats, left_at, chunk - splits + shift, chunks, mine, m, sums, acc, seen_m, seen_total,
+                    partial, stats, left_at, chunk - shares + shift, chunks, mine, m, sums, acc, seen_m, seen_total,
                     seen, WIDE, True, WINDOW if SPLIT else 0,
                 )  # fmt: skip
             k = fetch(k_at + MAIN_AT, own_at, k_stride, there, MAIN, MAIN_PAD)
@@ -368,7 +370,7 @@ def look(
                 v = fetch(v_at, own_at, v_stride, there, WIDE, WIDE_PAD)
             s = bend(score(q, q_tail, k, k_at + TAIL_AT, own_at, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED)
             s = tl.where(there[None, :], s, float("-inf"))
-            follower, _, _ = nth(item + 1, chunk0, far0, splits, PER, EDGE, FAR)
+            follower, _, _ = nth(item + 1, chunk0, far0, shares, PER, EDGE, FAR)
             own_at, there = own_rows(
                 path, table, lone, lone_lowest, lone_last, lone_base, follower * BLOCK + n, depth, path_stride,
                 PAGE, SMALL,
@@ -380,11 +382,11 @@ def look(
     elif TREE:
         row_end = tl.minimum((sub * M + M - 1) // GROUP + 1, count)
         for item in range(tl.maximum(skipped, num_shared), num_items):
-            block, chunk, inside = nth(item, chunk0, far0, splits, PER, EDGE, FAR)
+            block, chunk, inside = nth(item, chunk0, far0, shares, PER, EDGE, FAR)
             p_at = block * BLOCK + n
             if (inside == 0) & (item > 0):
                 m, sums, acc, seen_m, seen_total, seen = turn(
-                    partial, stats, left_at, chunk - splits, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
+                    partial, stats, left_at, chunk - shares, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
                     WIDE, SPLIT, WINDOW,
                 )  # fmt: skip
             s = tl.full((M, BLOCK), float("-inf"), tl.float32)
@@ -415,10 +417,10 @@ def look(
     if SPLIT or OWN > 0:
         if SPLIT:
             if skipped < num_items:
-                _, chunk, _ = nth(num_items - 1, chunk0, far0, splits, PER, EDGE, FAR)
+                _, chunk, _ = nth(num_items - 1, chunk0, far0, shares, PER, EDGE, FAR)
                 leave(partial, stats, left_at, chunk, chunks, mine, m, tl.max(sums, 1), acc, WIDE, WINDOW)
         elif alone:
-            _, chunk, _ = nth(num_items - 1, chunk0, far0, splits, PER, EDGE, FAR)
+            _, chunk, _ = nth(num_items - 1, chunk0, far0, shares, PER, EDGE, FAR)
             leave(partial, stats, left_at, chunk + shift, chunks, mine, m, tl.max(sums, 1), acc, WIDE, 0)
         else:
             seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)

@@ -1,6 +1,7 @@
 """Matrix products in Triton, with what stands around them in a layer: `matmul`, `logits`, `logits_best`.
 
-Every result is row-invariant: bits depend on a row and the weight, neither on how many rows there are nor on the tile.
+Every result is row-invariant: bits depend on a row and the weight, neither on how many rows there are nor on the tile
+(but for a drafter's weights of 8 bits: see `product.py`).
 """
 
 from __future__ import annotations

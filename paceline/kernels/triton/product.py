@@ -2,7 +2,8 @@
 
 So a row's bits depend on the row and the weight alone. What comes in front of the product (an rms norm) and behind it
 (bias, gate, residual, the best of a row) is done on the way, in float32, and rounded once. A weight's values of 8 bits
-are widened to those of x, which loses nothing, and the sum is multiplied by the scale of the weight's row.
+are widened to those of x, which loses nothing, and the sum is multiplied by the scale of the weight's row; the order
+in which a step's values are added is then the tile's own, which is a drafter's affair and changes no text.
 """
 
 from __future__ import annotations
