@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 import sys
@@ -35,12 +36,14 @@ from typing import Any
 import torch
 from gpu_common import (
     BATCHES,
+    LONG,
     PEER,
     PROMPT,
     REACH,
     REACH_ROUNDS,
     THEIRS,
     Bench,
+    asking,
     greedy,
     per_round,
     random_prompts,
@@ -121,43 +124,73 @@ def one_by_one() -> Iterator[None]:
 
 
 def profile(bench: Bench) -> dict[str, Any]:
-    """The kernels of a round, by the time they take one by one; of the round itself they overlap."""
+    """The kernels of a round, by the time they take one by one; of the round itself they overlap.
+
+    With --head also of the small model's rounds, sampled: there they are drawn as well.
+    """
     rows, shape = [], bench.options.shapes[0]
     for batch in bench.batches(1, 64):
         alike = {"max_num_seqs": batch, "budget": "fixed", "num_pages": batch * 65 + 64}
-        llm = bench.dummy(shape, **alike)
-        prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
-        rounds = known_rounds(bench, llm, prompts) if batch == 1 else {}
-        rounds = {"plain": None, **{name: made for name, made in rounds.items() if "all" not in name}}
-        spent = {name: _round_ms(bench, llm, prompts, made) for name, made in rounds.items()}
-        llm.close()
-        with one_by_one(), bench.dummy(shape, **alike) as llm:
-            for name, made in rounds.items():
-                alone = _round_ms(bench, llm, prompts, made)
-                sums = _kernels(llm, prompts)
-                kernels = sorted(((said[:80], ms) for said, ms in sums.items() if ms > 0), key=lambda item: -item[1])
-                total = sum(ms for _, ms in kernels)
-                rows.append({"shape": shape, "batch": batch, "round": name, "step_ms": spent[name], "alone_ms": alone})
-                rows[-1] |= {"kernels_ms": total, "kernels": [{"kernel": said, "ms": ms} for said, ms in kernels[:40]]}
-                told = f"{spent[name]:.3f} ms a round; one by one {alone:.3f}, {total:.3f} in kernels"
-                print(f"{shape}, {batch} sequences, {name}: {told}", flush=True)
+        make = functools.partial(bench.dummy, shape, **alike)
+        with make() as llm:
+            prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
+            known = known_rounds(bench, llm, prompts) if batch == 1 else {}
+        rounds = {"plain": None, **{name: drafter for name, drafter in known.items() if "all" not in name}}
+        rows += _profile(bench, {"shape": shape, "batch": batch}, make, prompts, rounds)
+    for batch in bench.batches(1, 16) if bench.options.head else ():
+        length = 128 if bench.quick else 1024
+        alike = {"max_num_seqs": batch, "budget": "fixed", "max_model_len": length}
+        make = functools.partial(bench.llm, bench.options.small, num_pages=batch * (length // 16 + 1), **alike)
+        with make() as llm:
+            texts = [] if llm.tokenizer is None else bench.texts("mt_bench.jsonl")
+            prompts = asking(llm, texts, batch, 24 if bench.quick else LONG)
+            name = Path(llm.engine.target.origin).name
+        head = bench.options.head
+        rounds = {"plain": None, "EAGLE head": Eagle(head, 3), "EAGLE head, fixed trees": Eagle(head, tree="wide")}
+        rows += _profile(bench, {"shape": name, "batch": batch}, make, prompts, rounds, temperature=0.8, seed=0)
     return {"rows": rows}
 
 
-def _round_ms(bench: Bench, llm: LLM, prompts: list[list[int]], drafter: Any) -> float:
-    llm.set_drafter(drafter)
-    return float(per_round(llm, prompts, bench.options.turns, bench.quick)["ms"])
+def _profile(
+    bench: Bench,
+    told: dict[str, Any],
+    make: Callable[[], LLM],
+    prompts: list[list[int]],
+    rounds: dict[str, Any],
+    **sampling: Any,
+) -> list[dict[str, Any]]:
+    """Of rounds with each drafter."""
+
+    def spend(llm: LLM, drafter: Any) -> float:
+        llm.set_drafter(drafter)
+        return float(per_round(llm, prompts, bench.options.turns, bench.quick, **sampling)["ms"])
+
+    rows = []
+    with make() as llm:
+        spent = {name: spend(llm, drafter) for name, drafter in rounds.items()}
+    with one_by_one(), make() as llm:
+        for name, drafter in rounds.items():
+            alone = spend(llm, drafter)
+            sums = _kernels(llm, prompts, (24, 8) if bench.quick else (96, 64), **sampling)
+            kernels = sorted(((said[:80], ms) for said, ms in sums.items() if ms > 0), key=lambda item: -item[1])
+            total = sum(ms for _, ms in kernels)
+            rows.append({**told, "round": name, "step_ms": spent[name], "alone_ms": alone, "kernels_ms": total})
+            rows[-1] |= {"kernels": [{"kernel": said, "ms": ms} for said, ms in kernels[:40]], "sampling": sampling}
+            figures = f"{spent[name]:.3f} ms a round; one by one {alone:.3f}, {total:.3f} in kernels"
+            print(f"{told['shape']}, {told['batch']} sequences, {name}: {figures}", flush=True)
+    return rows
 
 
-def _kernels(llm: LLM, prompts: list[list[int]]) -> dict[str, float]:
-    """Milliseconds of each in a round, by its name and how many programs it has."""
+def _kernels(llm: LLM, prompts: list[list[int]], sizes: tuple[int, int], **sampling: Any) -> dict[str, float]:
+    """Milliseconds of each in a round, by its name and how many programs it has: of the rounds between two sizes of an
+    answer, the smaller of which is reached when all prompts are read."""
     activity = torch.profiler.ProfilerActivity
     kinds = [activity.CPU, *([activity.CUDA] if torch.cuda.is_available() else [])]
     sums: dict[str, float] = {}
     found = []
-    for size, sign in ((40, 1), (8, -1)):  # what is left is of the rounds between
+    for size, sign in zip(sizes, (1, -1)):
         with torch.profiler.profile(activities=kinds) as profiler:
-            _, outputs = timed(llm, prompts, greedy(size))
+            _, outputs = timed(llm, prompts, greedy(size, **sampling))
         with tempfile.TemporaryDirectory() as folder:
             profiler.export_chrome_trace(f"{folder}/trace.json")
             events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]

@@ -57,6 +57,7 @@ CASES: dict[str, list[Rows]] = {
     **{f"decode, 1 x {length}": [Rows(length - 1)] for length in (8192, 32768)},
     "verify 8 rows, 1 x 600": [Rows(592, 8)],
     "tree of 32 rows, 1 x 600": [Rows(600, parents=TREE)],
+    "trees of 16 rows, 16 x 600": [Rows(600, parents=TREE[:15])] * 16,
     "prefill, 512 rows": [Rows(0, 512)],
     "prefill, 2048 rows": [Rows(0, 2048)],
     "prefill, 512 rows behind 32256": [Rows(32256, 512)],

@@ -149,15 +149,15 @@ def rounds_of(outputs: Iterable[RequestOutput]) -> int:
     return max(output.outputs[0].stats.rounds for output in outputs)
 
 
-def per_round(llm: LLM, prompts: list[list[int]], turns: int, quick: bool = False) -> dict[str, Any]:
+def per_round(llm: LLM, prompts: list[list[int]], turns: int, quick: bool = False, **sampling: Any) -> dict[str, Any]:
     """Milliseconds a round: the least time for LONG new tokens less that for SHORT, over the rounds between."""
     sizes = (24, 8) if quick else (LONG, SHORT)
-    timed(llm, prompts, greedy(sizes[1]))  # whatever is made once is made now
+    timed(llm, prompts, greedy(sizes[1], **sampling))  # whatever is made once is made now
     taken: dict[int, list[float]] = {size: [] for size in sizes}
     rounds = {}
     for _ in range(turns):
         for size in sizes:
-            seconds, outputs = timed(llm, prompts, greedy(size))
+            seconds, outputs = timed(llm, prompts, greedy(size, **sampling))
             taken[size].append(seconds)
             rounds[size] = rounds_of(outputs)
     steps = rounds[sizes[0]] - rounds[sizes[1]]

@@ -52,7 +52,9 @@ def profile(data: dict[str, Any]) -> tuple[list[Table], str]:
     tables = []
     for row in data["rows"]:
         cells = [[f"`{one['kernel']}`", f"{one['ms']:.3f}"] for one in row["kernels"][:12]]
-        named = f"kernel ({row['shape']}, {row['batch']} sequences, {row['round']}: {row['step_ms']:.2f} ms a round"
+        sampled = f" at temperature {row['sampling']['temperature']:g}" if row.get("sampling") else ""
+        named = f"kernel ({row['shape']}, {row['batch']} sequences, {row['round']}{sampled}: "
+        named += f"{row['step_ms']:.2f} ms a round"
         named += f", {row['alone_ms']:.2f} if no kernel starts before the last has ended)"
         tables.append(([named, "ms a round"], [*cells, ["all kernels", f"{row['kernels_ms']:.3f}"]]))
     return tables, "Of rounds of decoding alone, by PyTorch's profiler, one kernel after another."

@@ -81,7 +81,7 @@ def test_made_up_weights_are_timed_and_shown_beside_what_is_to_be_reached(
 def test_drafters_that_are_right_now_and_then_change_no_text(
     script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    data = run(script, monkeypatch, tmp_path, "exact", "head", "--head", tiny_eagle("third"))
+    data = run(script, monkeypatch, tmp_path, "exact", "head", "profile", "--head", tiny_eagle("third"))
     exact = data["exact"]
     assert exact["identical"] == exact["texts"] > 0
     rows = {(row["setting"], row["drafter"]): row for row in exact["rows"]}
@@ -90,6 +90,8 @@ def test_drafters_that_are_right_now_and_then_change_no_text(
     assert {"0", "2", "4"} <= tree["accepted_lengths"].keys()
     assert tree["prefix_hits"] > 0 and tree["preemptions"] > 0
     assert ("greedy", "EAGLE head, trees") in rows
+    profiled = [row for row in data["profile"]["rows"] if row["sampling"]]
+    assert {row["round"] for row in profiled} == {"plain", *(row["drafter"] for row in data["head"]["rows"])}
     assert [row["temperature"] for row in data["head"]["rows"]] == [0.0, 0.0, 0.8, 0.8]
     assert len({row["drafter"] for row in data["head"]["rows"]} & {drafter for _, drafter in rows}) == 2
     assert f"{exact['texts']} of {exact['texts']} texts are plain decoding's" in figures.render(
@@ -119,9 +121,11 @@ def test_profiles_and_peers_become_tables(figures: ModuleType, tmp_path: Path) -
     kernels = [{"kernel": "matmul", "ms": 0.5}, {"kernel": "attention", "ms": 0.25}]
     row = {"shape": "smollm2", "batch": 64, "round": "plain", "step_ms": 1.0, "alone_ms": 1.25, "kernels_ms": 0.75}
     row |= {"kernels": kernels}
-    write(tmp_path / "profile.json", {"part": "profile", **machine.record(), "rows": [row]})
+    sampled = {**row, "sampling": {"temperature": 0.8}}
+    write(tmp_path / "profile.json", {"part": "profile", **machine.record(), "rows": [row, sampled]})
     lines = figures.render("profile", tmp_path).splitlines()
     assert lines[0].startswith("| kernel (smollm2, 64 sequences, plain: 1.00 ms a round, 1.25 if no kernel starts")
+    assert any("64 sequences, plain at temperature 0.8: 1.00 ms a round" in line for line in lines)
     assert lines[2:5] == ["| `matmul` | 0.500 |", "| `attention` | 0.250 |", "| all kernels | 0.750 |"]
     rows = [
         {"who": who, "tokens_per_second": speed, "ratio": 90 / speed} for who, speed in (("ours", 90.0), ("t", 30.0))
