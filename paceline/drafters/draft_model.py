@@ -74,8 +74,13 @@ class DraftModelDrafter(ChainReader):
         return context.drawn(self.name, most=self.draft_chain(context))
 
 
-def load(config: DraftModel, target: Target) -> tuple[Model, VocabularyMap, int, torch.dtype]:
-    """The model, its ids beside the target's, the position it can read no more, and the type it computes in."""
+def load(
+    config: DraftModel, target: Target, packing: str | None = None
+) -> tuple[Model, VocabularyMap, int, torch.dtype]:
+    """The model, its ids beside the target's, the position it can read no more, and the type it computes in.
+
+    packing: how its weights are packed unless the config says it; those of a model that transformers runs stay floats.
+    """
     dummy = is_dummy(config.load_format, target) and isinstance(config.model, str | Path)
     found = loader.find(config.model, config.tokenizer, load_format=loader.DUMMY if dummy else "auto")
     formats.check_tensors(found.source.label, found.source.names())
@@ -84,5 +89,6 @@ def load(config: DraftModel, target: Target) -> tuple[Model, VocabularyMap, int,
     dtype = loader.find_dtype(config.dtype, found.config, target.device)
     reach = found.config.max_position if found.config.learned_positions else target.max_model_len
     where = target.device, target.kernels, target.max_model_len
-    loaded = loader.build(found, dtype, *where, config.quantization, drafts=True)
+    quantization = config.quantization or (packing if found.fallback is None else None)
+    loaded = loader.build(found, dtype, *where, quantization, drafts=True)
     return loaded.model, vocabulary, min(reach, target.max_model_len), loaded.dtype

@@ -42,14 +42,19 @@ class Shape(NamedTuple):
 
 
 def find(given: Any) -> StaticTree:
-    """By name, or given as its nodes."""
+    """By name, or given as its nodes: the likeliest children of each, for as many are drawn as it has."""
     if isinstance(given, str):
         if given not in TREES:
             raise OptionError(
                 f"tree={given!r} is not allowed; allowed: chain, {', '.join(TREES)}, dynamic, or a list of rank tuples"
             )
         return TREES[given]
-    return find_tree(given)
+    tree = find_tree(given)
+    for node in tree.nodes:
+        likelier = (*node[:-1], node[-1] - 1)
+        if node[-1] and likelier not in tree.nodes:
+            raise OptionError(f"tree holds {node}, but not its likelier sister {likelier}")
+    return tree
 
 
 def shapes(tree: StaticTree, device: torch.device) -> list[Shape]:

@@ -35,7 +35,8 @@ class Pard:
     """A PARD drafter: a folder, a hub id, or a transformers model with a `pard_token` in its config.
 
     pard_token: the mask token's id, where its config does not say it.
-    quantization: int8 packs the weights at load (native and Triton kernels), int4 too (native), none keeps floats.
+    quantization: int8 packs the weights at load (native and Triton kernels), int4 too (native), none keeps floats, as
+        those of a model that transformers runs are in any case.
     """
 
     model: Any
@@ -64,9 +65,8 @@ class PardDrafter(TokenReader):
 
     def plan(self, target: Target) -> Needs:
         given = self.config
-        packed = packing(given.quantization, target)
-        plain = DraftModel(given.model, 1, False, given.dtype, given.tokenizer, packed)
-        self.model, self.vocabulary, self._furthest, dtype = load(plain, target)
+        plain = DraftModel(given.model, 1, False, given.dtype, given.tokenizer)
+        self.model, self.vocabulary, self._furthest, dtype = load(plain, target, packing(given.quantization, target))
         self._mask = find_mask(given, self.model.config.vocab_size)
         self._specs = tuple(self.model.layer_specs(dtype))
         return Needs(self._specs)

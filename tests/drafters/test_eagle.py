@@ -237,6 +237,8 @@ def test_a_tree_of_one_shape_is_named_or_given_and_whole_unless_it_is_cut() -> N
         assert len(set(paths)) == size and max(map(len, paths)) == deepest
     with pytest.raises(OptionError, match=r"^tree holds \(1, 0\), but not the node above it, \(1,\)$"):
         Eagle(path, tree=[(0,), (1, 0)])
+    with pytest.raises(OptionError, match=r"^tree holds \(0, 2\), but not its likelier sister \(0, 1\)$"):
+        Eagle(path, tree=[(0,), (0, 0), (0, 2)])
 
 
 def test_a_head_is_found_in_its_folder_and_by_the_names_others_give_it() -> None:

@@ -14,9 +14,11 @@ import torch
 from paceline import LLM, DraftModel, Pard, SamplingParams
 from paceline.drafters import make
 from paceline.errors import PacelineError
+from paceline.models.fallback import Fallback
 from tests.drafters.equations import Spy
 from tests.drafters.tiny_readers import MASK, pard_model, shared, write_pard
 from tests.fakes import VOCAB, set_apart, tiny_llm, tiny_model
+from tests.models.fallback_families import make as make_fallback
 
 PROMPTS = [[(5 * i * i + 3 * i + n) % 90 for i in range(9 + 5 * n)] for n in range(3)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -113,6 +115,12 @@ def test_native_kernels_pack_its_weights_as_int8_unless_told_otherwise() -> None
         assert tokens_of(llm) == tokens_of(tiny_llm(kernels="native"))
         found.append(llm.engine.drafter.model.ops.quantization)  # type: ignore[union-attr]
     assert found == ["Q8_0", None]
+
+
+def test_a_model_that_transformers_runs_keeps_its_floats() -> None:
+    llm = tiny_llm(Pard(make_fallback("phi3"), 3, MASK), kernels="auto")
+    assert llm.model.ops.name == "native" and tokens_of(llm) == tokens_of(tiny_llm(kernels="native"))
+    assert isinstance(llm.engine.drafter.model, Fallback)  # type: ignore[union-attr]
 
 
 def test_it_is_switched_on_in_the_middle() -> None:

@@ -32,8 +32,6 @@ NARROW = {"num_warps": 4, "num_stages": 3}
 WIDE = {"num_warps": 8, "num_stages": 4}
 LEAST = 16  # pairs of a program at least: a tensor core's rows
 BRIEF = 2  # stages of programs with no more blocks than that
-# Where nodes' programs are more than run at once: twice as many do if they take so few registers.
-CROWDED = {"num_stages": BRIEF, "maxnreg": 128}
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
 AHEAD = 64  # values a thread reads at once where chunks are merged
@@ -168,13 +166,12 @@ def _launch(
         chunks = min(chunks, seen["depth"] // CHUNK + 2) + 1
     if splits == chunks and tiles.reach <= EDGE and CHUNK // block <= BRIEF:
         options["num_stages"] = BRIEF
-    few = (
-        m if splits == 1 and not own else min(m, 1 << (pairs - 1).bit_length())
-    )  # one kernel for all where nothing is gathered
+    gathered = splits > 1 or own > 0
+    few = min(m, 1 << (pairs - 1).bit_length()) if gathered else m  # one kernel for all where nothing is gathered
     # Programs leave a place for each row of each tile; for each row, if those are fewer.
     room = len(tiles.first) * tiles.rows
     partial = stats = arrivals = out  # where nothing is left for another program
-    if splits > 1 or own:
+    if gathered:
         size, arrivals = min(room, q.shape[0]) * shape["HEADS"] * chunks, _arrivals(q.device)
         partial = out.new_empty(size * shape["WIDE"], dtype=torch.float32)
         stats = out.new_empty(size * 2, dtype=torch.float32)
@@ -185,8 +182,7 @@ def _launch(
         q_stride=q.stride(0), k_stride=keys.stride(0), k_head=keys.stride(1),
         v_stride=values.stride(0), v_head=values.stride(1),
         subs=subs, splits=splits, chunks=chunks, tile_rows=tiles.rows if room < q.shape[0] else 0,
-        BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block, M=m, FEW=few,
-        OWN=own,
+        BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block, M=m, FEW=few, OWN=own,
         AHEAD=max(2, min(32, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
         FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
         SPLIT=splits > 1, SMALL=all(len(part) * part.stride(0) < SMALL for part in layer), PDL=PDL,

@@ -1,6 +1,7 @@
 """Which tile a product is computed in: a rule by shape and rows, and what was measured on this device.
 
-A tile changes no bit. `tune` in `tuning.py` measures; without it the rule here is used.
+A tile changes no bit, but for weights of 8 bits (see `product.py`). `tune` in `tuning.py` measures; without it
+the rule here is used.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Tile:
     warps: int = 4
     stages: int = 4
     group: int = 8  # tiles of rows that programs running together share
-    boxes: bool = False  # copied by the device itself (TMA): only 16 bits, rows at multiples of 16 bytes
+    boxes: bool = False  # copied by the device itself (TMA): only 8 or 16 bits, rows at multiples of 16 bytes
     turned: bool = False  # of boxes: a tensor core's 64 rows are the weight's, its columns (8 or more) are x's
     lasting: bool = False  # of boxes: as many programs as processors, each with tile after tile
     folded: bool = False  # a norm is made on the way, not by a kernel of its own: the same bits
@@ -115,7 +116,7 @@ def areas(rows: int, shape: Shape) -> list[tuple[int, int]]:
         (m, n)
         for m in (16, 32, 64, 128, 256)
         for n in (8, 16, 32, 64, 128, 256)
-        if m <= max(rows, 16)
+        if m <= rows
         and n * shape.halves <= widest[m]
         and (n > 8 or m <= 32)
         and (n > 32 or m <= 64)

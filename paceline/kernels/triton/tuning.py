@@ -179,7 +179,7 @@ def try_library(shapes: Iterable[Shape], rows: Sequence[int], device: torch.devi
 
 
 def made_in(tile: Tile, x: Tensor, weight: Matrix, around: Around) -> Tensor:
-    """What a product is in this tile: the same as in any."""
+    """What a product is in this tile: the same as in any that `agree`."""
     width = weight.shape[0] // (1 if around.gate is None else 2)
     out = torch.empty(len(x), width, dtype=x.dtype, device=x.device)
     launch(x, weight, out, around, tile)
@@ -213,7 +213,6 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
 
 def turned(rows: int, shape: Shape) -> Iterator[Tile]:
     """For few rows: a tensor core's 64 are the weight's own, boxes go into it as they come, pipelines are deep."""
-    rows = max(rows, 16)  # of 8 Triton makes no asynchronous product
     for n, k, (_, room) in itertools.product((64, 128), (64, 128, 256), ROOMS):
         stages, programs = stages_in(room, rows, n, k, shape), count_programs(rows, shape, (rows, n))
         tile = Tile(rows, n, k, 4, stages, boxes=True, turned=True, ahead=4)

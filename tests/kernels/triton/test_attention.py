@@ -320,6 +320,39 @@ def test_rows_of_nobody_beside_others_make_no_program_look_further_back(
     assert torch.equal(found[:3], wanted) and found.isfinite().all()
 
 
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("heads", [Heads(3, 1, 16), Heads(17, 1, 16)], ids=str)
+def test_nodes_that_a_sequence_did_not_get_keep_no_program_waiting(
+    attention: Any, device: torch.device, heads: Heads, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every place that is merged was written, and every tile's programs are counted to the end."""
+    kernel = attention.looking.look
+
+    class Spoiled:
+        def __getitem__(self, grid: Any) -> Any:
+            def launch(**given: Any) -> None:
+                for name in ("partial", "stats", "out_at"):
+                    given[name].fill_(torch.nan)
+                kernel[grid](**given)
+
+            return launch
+
+    monkeypatch.setattr(attention.looking, "look", Spoiled())
+    for window in (None, 20):
+        layout = lay([Rows(3, parents=BRANCHES), Rows(70, parents=BRANCHES), Rows(100, parents=(-1,))], device)
+        q, cache = fill(layout, heads, torch.float32, exact=False)
+        wanted = dense(q, cache, layout, heads, 0.25, window=window)
+        gone = torch.tensor([4, 6, 8, 9, 10, 11, 12, 13], device=device)  # of the second tree all but its root
+        assert layout.path is not None
+        layout.slots[gone], layout.positions[gone], layout.tree_base[gone] = len(layout.page_table) - 1, 0, 1
+        layout.path[gone] = -1
+        look = attention.Look(heads, 0.25, window=window)
+        found = attention.attend(q, cache, layout, tiles(attention, layout, 9, splits), look)
+        real = layout.tree_base > 1
+        assert (found.double() - wanted)[real].abs().max() <= 2e-6 and found.isfinite().all()
+        assert not attention._arrivals(device).any()
+
+
 def test_a_latent_layers_heads_share_its_keys_whose_last_values_are_the_values(
     attention: Any, device: torch.device
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline import DraftModel, Eagle
+from paceline import DraftModel, Eagle, Pard
 from paceline.drafters.eagle_network import Network
 from paceline.engine.budget import FixedBudget
 from paceline.engine.device import DeviceRunner
@@ -18,6 +18,7 @@ from paceline.engine.round import Round
 from paceline.errors import OptionError
 from paceline.testing import SETTINGS, prompts, tiny_llm
 from tests.drafters.tiny_eagle import Facts, Tensors, config_of, random_tensors, write
+from tests.models.fallback_families import make
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="a fake device on a CPU"),
@@ -110,3 +111,10 @@ def test_a_draft_model_is_packed_where_that_is_asked_for(monkeypatch: pytest.Mon
     assert text == ran(None)[0]
     with pytest.raises(OptionError, match="quantization='int8' needs the native kernels"):
         tiny_llm(kernels="triton", dtype="bfloat16", quantization="int8")
+
+
+def test_a_pard_drafter_that_transformers_runs_keeps_its_floats() -> None:
+    text, drafts = ran(Pard(make("phi3"), 3, pard_token=96))
+    assert text == ran(None)[0] and drafts
+    with pytest.raises(OptionError, match="needs a model type with code of ours"):
+        ran(DraftModel(make("phi3"), 3, quantization="int8"))
