@@ -32,6 +32,8 @@ NARROW = {"num_warps": 4, "num_stages": 3}
 WIDE = {"num_warps": 8, "num_stages": 4}
 LEAST = 16  # pairs of a program at least: a tensor core's rows
 BRIEF = 2  # stages of programs with no more blocks than that
+# Of nodes' programs where there are more than run at once: three to a multiprocessor instead of two.
+CROWDED = {"num_stages": BRIEF, "maxnreg": 168}
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
 AHEAD = 64  # values a thread reads at once where chunks are merged
@@ -166,6 +168,9 @@ def _launch(
         chunks = min(chunks, seen["depth"] // CHUNK + 2) + 1
     if splits == chunks and tiles.reach <= EDGE and CHUNK // block <= BRIEF:
         options["num_stages"] = BRIEF
+    warps = len(tiles.first) * subs * (splits + own) * kv_heads * options["num_warps"]
+    if own and warps > WARPS and options["num_warps"] == NARROW["num_warps"]:
+        options |= CROWDED
     gathered = splits > 1 or own > 0
     few = min(m, 1 << (pairs - 1).bit_length()) if gathered else m  # one kernel for all where nothing is gathered
     # Programs leave a place for each row of each tile; for each row, if those are fewer.

@@ -214,6 +214,23 @@ def test_more_tiles_than_can_be_counted_look_at_their_rows_own_keys_too(
     assert torch.equal(same.attend(same.q, same.tree, 16, 1), wanted)
 
 
+def test_more_programs_than_run_at_once_take_fewer_registers_and_change_no_bit(
+    attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = Same(attention, device, torch.bfloat16)
+    wanted = same.attend(same.q, same.tree, 16, 1)
+    kernel, given = attention.looking.look, []
+
+    class Watched:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda **options: (given.append(options.get("maxnreg")), kernel[grid](**options))
+
+    monkeypatch.setattr(attention.looking, "look", Watched())
+    monkeypatch.setattr(attention, "WARPS", 8)
+    assert torch.equal(same.attend(same.q, same.tree, 16, 1), wanted)
+    assert given == [attention.CROWDED["maxnreg"]]
+
+
 def test_what_a_node_holds_reaches_only_those_who_see_it(attention: Any, device: torch.device) -> None:
     same = Same(attention, device, torch.bfloat16)
     wanted = same.attend(same.q, same.tree, 16, 2)
