@@ -33,7 +33,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every model that is read."""
     seen: list[Any] = []
     real = loader.build
-    monkeypatch.setattr(loader, "build", lambda *given: (seen.append(given[0]), real(*given))[1])
+    monkeypatch.setattr(loader, "build", lambda *given, **named: (seen.append(given[0]), real(*given, **named))[1])
     return seen
 
 
