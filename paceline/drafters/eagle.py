@@ -31,6 +31,7 @@ from paceline.models.batch import Batch
 from paceline.params import check_count, check_flag, check_number
 
 DEFAULT_LENGTH = 5
+GROWN = ("chain", "dynamic")  # as far as there is room, or where drafts are likely; other trees have one shape
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Eagle:
         check_count("top_k", self.top_k, 1)
         check_count("depth", self.depth, 1)
         check_number("min_probability", self.min_probability, 0.0, 1.0)
-        if self.tree not in ("chain", "dynamic"):
+        if self.tree not in GROWN:
             eagle_static.find(self.tree)
         for name, shape in (("top_k", "dynamic"), ("depth", "dynamic"), ("min_probability", "chain")):
             given = getattr(self, name)
@@ -98,7 +99,7 @@ class EagleDrafter(StateReader):
 
     def __init__(self, config: Eagle) -> None:
         self.config = config
-        self.trees, self.nested = config.tree != "chain", config.tree not in ("chain", "dynamic")
+        self.trees, self.nested = config.tree != "chain", config.tree not in GROWN
         self.max_nodes = config.num_draft_tokens or 1  # until `plan` has seen the checkpoint
 
     def plan(self, target: Target) -> Needs:

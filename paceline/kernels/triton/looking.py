@@ -203,6 +203,17 @@ def own_rows(
     return row_of(tl.load(table + line // PAGE, mask=there, other=0, cache_modifier=CACHE), line, PAGE, SMALL), there
 
 
+@triton.jit
+def rows_seen_by(
+    ends, firsts, bases, path, table, t, ok, p_at, depth, path_stride,
+    PAGE: tl.constexpr, SMALL: tl.constexpr, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """`own_rows` of a row of which nothing is known yet."""
+    lowest, last = bounds(ends, firsts, t, ok, END, FIRST, WINDOW)
+    base = tl.load(bases + t).to(tl.int32)
+    return own_rows(path, table, t, lowest, last, base, p_at, depth, path_stride, PAGE, SMALL)
+
+
 @triton.jit(do_not_specialize=["subs", "splits", "chunks", "tile_rows", "depth", "path_stride", "table_stride"])
 def look(
     q_at, k_at, v_at, out_at, partial, stats, arrivals,
@@ -391,11 +402,10 @@ def look(
                 )  # fmt: skip
             s = tl.full((M, BLOCK), float("-inf"), tl.float32)
             for r in tl.range(row_begin, row_end, num_stages=1):
-                its_lowest, its_last = bounds(ends, firsts, first + r, r < count, END, FIRST, WINDOW)
-                its_base = tl.load(bases + first + r).to(tl.int32)
-                rows, there = own_rows(
-                    path, table, first + r, its_lowest, its_last, its_base, p_at, depth, path_stride, PAGE, SMALL
-                )
+                rows, there = rows_seen_by(
+                    ends, firsts, bases, path, table, first + r, r < count, p_at, depth, path_stride,
+                    PAGE, SMALL, END, FIRST, WINDOW,
+                )  # fmt: skip
                 k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
                 own = bend(score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED)
                 s = tl.where((row == r)[:, None] & there[None, :], own, s)
@@ -404,11 +414,10 @@ def look(
             sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
             acc *= alpha[:, None]
             for r in tl.range(row_begin, row_end, num_stages=1):
-                its_lowest, its_last = bounds(ends, firsts, first + r, r < count, END, FIRST, WINDOW)
-                its_base = tl.load(bases + first + r).to(tl.int32)
-                rows, there = own_rows(
-                    path, table, first + r, its_lowest, its_last, its_base, p_at, depth, path_stride, PAGE, SMALL
-                )
+                rows, there = rows_seen_by(
+                    ends, firsts, bases, path, table, first + r, r < count, p_at, depth, path_stride,
+                    PAGE, SMALL, END, FIRST, WINDOW,
+                )  # fmt: skip
                 if LATENT:
                     v = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
                 else:

@@ -33,6 +33,19 @@ def tables(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
     tiles.library.clear()
 
 
+@pytest.fixture
+def attention(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module, with blocks and chunks so small that few positions make many of them."""
+    from paceline.kernels.triton import attention as module
+
+    monkeypatch.setattr(module, "BLOCKS", (16, 16))
+    monkeypatch.setattr(module, "CHUNK", 32)
+    monkeypatch.setattr(module, "EDGE", 32)  # windows of 20 have small chunks alone, those of 41 both
+    monkeypatch.setattr(module, "FAR_CHUNK", 48)
+    monkeypatch.setattr(module, "AHEAD", 1)
+    return module
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """The native library is not needed here."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -13,6 +15,8 @@ from paceline.kernels.reference import ReferenceForward
 
 PAGE = 4
 ROOM = 160  # positions a sequence has pages for
+BRANCHES = (-1, -1, 0, 1, 2, 4)  # parents of a tree's nodes; the deepest branch is not the last
+ONE = Heads(2, 1, 16)
 
 
 @dataclass(frozen=True)
@@ -96,3 +100,24 @@ def only(layout: Layout, row: int) -> Layout:
     names = ("slots", "positions", "tree_base", "path", "first", "lines", "write", "until")
     cut = {name: getattr(layout, name)[row : row + 1] for name in names if getattr(layout, name) is not None}
     return replace(layout, **cut, spans=[Span(0, 1, layout.spans[-1].reach)])
+
+
+def tiles(module: Any, layout: Layout, rows: int = 7, splits: int = 1) -> Any:
+    """Every span in tiles of so many rows, and one with nothing to do."""
+    cuts = [
+        (span.row + at, min(rows, span.num_rows - at)) for span in layout.spans for at in range(0, span.num_rows, rows)
+    ]
+    first, count = torch.tensor([*cuts, (0, 0)], device=layout.positions.device).t().contiguous()
+    reach = max(span.reach for span in layout.spans)
+    return [module.Tiles(first, count, rows, reach, splits)]
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, module: Any, note: Callable[[dict[str, Any]], Any]) -> None:
+    """Show what every launch of attention is given to `note`, in front of it."""
+    kernel = module.looking.look
+
+    class Watched:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda **given: (note(given), kernel[grid](**given))
+
+    monkeypatch.setattr(module.looking, "look", Watched())

@@ -10,39 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from paceline.kernels.ops import Heads, LayerCache, Layout
-from tests.kernels.triton.layouts import Rows, dense, fill, lay, only
+from paceline.kernels.ops import Heads, Layout
+from tests.kernels.triton.layouts import BRANCHES, ONE, Rows, dense, fill, lay, tiles, watch
 
 pytest.importorskip("triton")
 
 MIXED = [Rows(37, 11), Rows(70), Rows(0)]  # a chunk and decoding rows
-BRANCHES = (-1, -1, 0, 1, 2, 4)  # the deepest branch is not the last
 TREES = [Rows(46, parents=BRANCHES), Rows(14, 4)]
-ALL, ONE = Heads(4, 2, 16), Heads(2, 1, 16)
-
-
-@pytest.fixture
-def attention(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from paceline.kernels.triton import attention as module
-
-    monkeypatch.setattr(module, "BLOCKS", (16, 16))
-    monkeypatch.setattr(module, "CHUNK", 32)
-    monkeypatch.setattr(module, "EDGE", 32)  # windows of 20 have small chunks alone, those of 41 both
-    monkeypatch.setattr(module, "FAR_CHUNK", 48)
-    monkeypatch.setattr(module, "AHEAD", 1)
-    return module
-
-
-def tiles(module: Any, layout: Layout, rows: int = 7, splits: int = 1) -> Any:
-    """Every span in tiles of so many rows, and one with nothing to do."""
-    cuts = [
-        (span.row + at, min(rows, span.num_rows - at)) for span in layout.spans for at in range(0, span.num_rows, rows)
-    ]
-    first, count = torch.tensor([*cuts, (0, 0)], device=layout.positions.device).t().contiguous()
-    reach = max(span.reach for span in layout.spans)
-    return [module.Tiles(first, count, rows, reach, splits)]
+ALL = Heads(4, 2, 16)
 
 
 def looked(module: Any, layout: Layout, heads: Heads, dtype: torch.dtype = torch.float32, **rest: Any) -> None:
@@ -130,166 +106,14 @@ def test_what_lies_behind_a_row_or_under_nobodys_pages_reaches_no_result(attenti
     assert torch.equal(attention.attend(q, cache, layout, tiles(attention, layout), look), clean)
 
 
-class Same:
-    """A cache where sequence 0 is a tree and sequence 1 the chain of its deepest branch."""
-
-    deepest = (0, 2, 4, 5)  # the nodes of BRANCHES' longest branch
-
-    def __init__(self, module: Any, device: torch.device, dtype: torch.dtype, heads: Heads = ONE) -> None:
-        self.module, self.heads = module, heads
-        # In float32 the order of merging shows, hence more chunks; rounded to 16 bits it would not.
-        start, exact = 110 if dtype == torch.float32 else 46, device.type == "cpu"
-        self.tree = lay([Rows(start, parents=BRANCHES), Rows(0)], device)
-        self.q, self.cache = fill(self.tree, self.heads, dtype, exact)
-        self.chain = lay([Rows(0), Rows(start - 2, 2 + len(self.deepest))], device)  # under the same pages
-        self.chain.page_table = self.tree.page_table
-        for part in self.cache:
-            line = torch.arange(start, device=device)
-            part[self.at(1, line)] = part[self.at(0, line)]
-            for depth, node in enumerate(self.deepest):
-                part[self.at(1, torch.tensor([start + depth]))] = part[self.at(0, torch.tensor([start + node]))]
-        self.chain_q = self.q[:1].repeat(len(self.chain.slots), 1)
-        for depth, node in enumerate(self.deepest):
-            self.chain_q[1 + 2 + depth] = self.q[1 + node]
-
-    def at(self, slot: int, line: Tensor) -> Tensor:
-        pages: Tensor = self.tree.page_table[slot, line // 4]
-        return pages * 4 + line.to(pages.device) % 4
-
-    def attend(self, q: Tensor, layout: Layout, rows: int, splits: int, **look: Any) -> Tensor:
-        cache: LayerCache = self.cache
-        given = tiles(self.module, layout, rows, splits)
-        found: Tensor = self.module.attend(q, cache, layout, given, self.module.Look(self.heads, 0.3, **look))
-        return found
-
-
-@pytest.mark.parametrize(
-    "dtype, look", [(torch.bfloat16, {}), (torch.float32, {"window": 41, "softcap": 2.0})], ids=str
-)
-def test_a_rows_bits_are_the_same_alone_in_a_chunk_and_as_a_node(
-    attention: Any, device: torch.device, dtype: torch.dtype, look: dict[str, Any]
-) -> None:
-    same = Same(attention, device, dtype)
-    chunk = same.attend(same.chain_q, same.chain, 16, 1, **look)
-    tree = same.attend(same.q, same.tree, 16, 1, **look)
-    for depth, node in enumerate(same.deepest):
-        row = 1 + 2 + depth
-        assert torch.equal(tree[1 + node], chunk[row])
-        alone = same.attend(same.chain_q[row : row + 1], only(same.chain, row), 1, 1, **look)
-        assert torch.equal(alone[0], chunk[row])
-        alone = same.attend(same.q[1 + node : 2 + node], only(same.tree, 1 + node), 1, 3, **look)
-        assert torch.equal(alone[0], chunk[row])
-
-
-def test_a_block_may_be_everyones_up_to_where_rows_have_keys_of_their_own(
-    attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As blocks of real models are: wider than a tree."""
-    for name, value in (("BLOCKS", (128, 128)), ("CHUNK", 128), ("EDGE", 128), ("FAR_CHUNK", 128)):
-        monkeypatch.setattr(attention, name, value)
-    same = Same(attention, device, torch.bfloat16)
-    chunk = same.attend(same.chain_q, same.chain, 16, 1)
-    for rows, long in ((16, False), (3, False), (16, True)):
-        given = [replace(some, long=long) for some in tiles(attention, same.tree, rows)]
-        tree = attention.attend(same.q, same.cache, same.tree, given, attention.Look(same.heads, 0.3))
-        assert all(torch.equal(tree[1 + node], chunk[3 + depth]) for depth, node in enumerate(same.deepest))
-
-
-@pytest.mark.parametrize("splits", [1, 2])
-def test_heads_that_fill_more_than_a_program_look_at_their_rows_own_keys(
-    attention: Any, device: torch.device, splits: int
-) -> None:
-    same = Same(attention, device, torch.bfloat16, Heads(20, 1, 16))
-    chunk = same.attend(same.chain_q, same.chain, 16, 1)
-    tree = same.attend(same.q, same.tree, 16, splits)
-    assert all(torch.equal(tree[1 + node], chunk[3 + depth]) for depth, node in enumerate(same.deepest))
-
-
-def test_more_tiles_than_can_be_counted_look_at_their_rows_own_keys_too(
-    attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    same = Same(attention, device, torch.bfloat16)
-    wanted = same.attend(same.q, same.tree, 16, 1)
-    monkeypatch.setattr(attention, "MOST_SHARED", 1)
-    assert torch.equal(same.attend(same.q, same.tree, 16, 1), wanted)
-
-
-def test_more_programs_than_run_at_once_take_fewer_registers_and_change_no_bit(
-    attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    same = Same(attention, device, torch.bfloat16)
-    wanted = same.attend(same.q, same.tree, 16, 1)
-    kernel, given = attention.looking.look, []
-
-    class Watched:
-        def __getitem__(self, grid: Any) -> Any:
-            return lambda **options: (given.append(options.get("maxnreg")), kernel[grid](**options))
-
-    monkeypatch.setattr(attention.looking, "look", Watched())
-    monkeypatch.setattr(attention, "WARPS", 8)
-    assert torch.equal(same.attend(same.q, same.tree, 16, 1), wanted)
-    assert given == [attention.CROWDED["maxnreg"]]
-
-
-def test_what_a_node_holds_reaches_only_those_who_see_it(attention: Any, device: torch.device) -> None:
-    same = Same(attention, device, torch.bfloat16)
-    wanted = same.attend(same.q, same.tree, 16, 2)
-    line = torch.tensor([46 + 1])  # of node 1
-    same.cache[1][same.at(0, line)] = torch.nan
-    assert same.tree.path is not None
-    sees = (same.tree.path == 1).any(1)
-    found = same.attend(same.q, same.tree, 16, 2)
-    assert sees.any() and torch.equal(found[~sees], wanted[~sees]) and found[sees].isnan().any(1).all()
-
-
-def test_a_trees_programs_leave_no_more_than_nodes_can_reach(
-    attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("CHUNK", "EDGE", "FAR_CHUNK"):
-        monkeypatch.setattr(attention, name, 16)
-    same = Same(attention, device, torch.float32)
-    kernel, sizes = attention.looking.look, []
-
-    class Watched:
-        def __getitem__(self, grid: Any) -> Any:
-            return lambda **given: (sizes.append(given["chunks"]), kernel[grid](**given))
-
-    monkeypatch.setattr(attention.looking, "look", Watched())
-    found = [same.attend(same.q, same.tree, 16, splits) for splits in (1, 2)]
-    assert torch.equal(*found) and sizes == [3, 8]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_neither_tiles_nor_splits_change_a_bit(attention: Any, device: torch.device, dtype: torch.dtype) -> None:
-    same = Same(attention, device, dtype)
-    for q, layout in ((same.q, same.tree), (same.chain_q, same.chain)):
-        wanted = same.attend(q, layout, 2, 1)
-        for rows, splits in ((3, 5), (16, 2), (40, 1)):
-            assert torch.equal(same.attend(q, layout, rows, splits), wanted)
-
-
-def test_a_cache_of_any_size_is_read_the_same(
-    attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    same = Same(attention, device, torch.bfloat16)
-    wanted = same.attend(same.q, same.tree, 16, 2)
-    monkeypatch.setattr(attention, "SMALL", 0)  # larger than 32 bits reach
-    assert torch.equal(same.attend(same.q, same.tree, 16, 2), wanted)
-
-
 def test_programs_leave_partial_results_for_their_tiles_rows_alone(
     attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = lay([Rows(37, 40), Rows(100, 3), Rows(130)], device)
     q, cache = fill(layout, ONE, torch.float32, exact=False)
     first, count = torch.tensor([[43, 40], [1, 3]], device=device)
-    kernel, found, sizes = attention.looking.look, [], []
-
-    class Watched:
-        def __getitem__(self, grid: Any) -> Any:
-            return lambda **given: (sizes.append(given["partial"].numel()), kernel[grid](**given))
-
-    monkeypatch.setattr(attention.looking, "look", Watched())
+    found, sizes = [], list[int]()
+    watch(monkeypatch, attention, lambda given: sizes.append(given["partial"].numel()))
     for splits in (1, 4):
         given = attention.Tiles(first, count, 3, 131, splits)
         found.append(attention.attend(q, cache, layout, [given], attention.Look(ONE, 0.25))[40:])
@@ -335,39 +159,6 @@ def test_rows_of_nobody_beside_others_make_no_program_look_further_back(
         part[layout.page_table[0, line // 4] * 4 + line % 4] = torch.nan
     found = attention.attend(q, cache, layout, given, look)
     assert torch.equal(found[:3], wanted) and found.isfinite().all()
-
-
-@pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("heads", [Heads(3, 1, 16), Heads(17, 1, 16)], ids=str)
-def test_nodes_that_a_sequence_did_not_get_keep_no_program_waiting(
-    attention: Any, device: torch.device, heads: Heads, splits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every place that is merged was written, and every tile's programs are counted to the end."""
-    kernel = attention.looking.look
-
-    class Spoiled:
-        def __getitem__(self, grid: Any) -> Any:
-            def launch(**given: Any) -> None:
-                for name in ("partial", "stats", "out_at"):
-                    given[name].fill_(torch.nan)
-                kernel[grid](**given)
-
-            return launch
-
-    monkeypatch.setattr(attention.looking, "look", Spoiled())
-    for window in (None, 20):
-        layout = lay([Rows(3, parents=BRANCHES), Rows(70, parents=BRANCHES), Rows(100, parents=(-1,))], device)
-        q, cache = fill(layout, heads, torch.float32, exact=False)
-        wanted = dense(q, cache, layout, heads, 0.25, window=window)
-        gone = torch.tensor([4, 6, 8, 9, 10, 11, 12, 13], device=device)  # of the second tree all but its root
-        assert layout.path is not None
-        layout.slots[gone], layout.positions[gone], layout.tree_base[gone] = len(layout.page_table) - 1, 0, 1
-        layout.path[gone] = -1
-        look = attention.Look(heads, 0.25, window=window)
-        found = attention.attend(q, cache, layout, tiles(attention, layout, 9, splits), look)
-        real = layout.tree_base > 1
-        assert (found.double() - wanted)[real].abs().max() <= 2e-6 and found.isfinite().all()
-        assert not attention._arrivals(device).any()
 
 
 def test_a_latent_layers_heads_share_its_keys_whose_last_values_are_the_values(
