@@ -106,6 +106,7 @@ def known_rounds(bench: Bench, llm: LLM, prompts: list[list[int]]) -> dict[str, 
         "8 rows, none accepted": Fixed(recorded, 7, right=False),
         "EAGLE-shaped, 5 drafts": Eagle(bench.head(bench.options.shapes[0]), 5),
         "EAGLE-shaped, fixed tree of 15": Eagle(bench.head(bench.options.shapes[0]), 15, tree="static"),
+        "EAGLE-shaped, grown tree of 15": Eagle(bench.head(bench.options.shapes[0]), 15, tree="dynamic", depth=2),
     }
 
 
@@ -147,6 +148,7 @@ def profile(bench: Bench) -> dict[str, Any]:
             name = Path(llm.engine.target.origin).name
         head = bench.options.head
         rounds = {"plain": None, "EAGLE head": Eagle(head, 3), "EAGLE head, fixed trees": Eagle(head, tree="wide")}
+        rounds["EAGLE head, grown trees"] = Eagle(head, 31, tree="dynamic", top_k=8, depth=2)
         rows += _profile(bench, {"shape": name, "batch": batch}, make, prompts, rounds, temperature=0.8, seed=0)
     return {"rows": rows}
 

@@ -75,7 +75,7 @@ def drafters(bench: Bench, model: str) -> dict[str, Any]:
     }
     if small and options.head:
         found["EAGLE head"] = Eagle(options.head, 5)
-        found["EAGLE head, trees"] = Eagle(options.head, 12, tree="dynamic", depth=3)
+        found["EAGLE head, grown trees"] = Eagle(options.head, 31, tree="dynamic", top_k=8, depth=2)
         found["EAGLE head, fixed trees"] = Eagle(options.head, tree="wide")
     return found
 

@@ -36,6 +36,7 @@ def head(bench: Bench) -> dict[str, Any]:
         drafters = {
             "EAGLE head": Eagle(bench.options.head, 5),
             "EAGLE head, fixed trees": Eagle(bench.options.head, tree="wide"),
+            "EAGLE head, grown trees": Eagle(bench.options.head, 31, tree="dynamic", top_k=8, depth=2),
         }
         sides = _sides(bench, bench.options.small, batch, drafters)
         texts = [] if sides["plain"].tokenizer is None else bench.texts("mt_bench.jsonl")

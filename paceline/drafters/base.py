@@ -113,8 +113,7 @@ class Context(Protocol):
         ...
 
     def draw_chain(self, run: Callable[[Picks | None], Drafts]) -> Tensor | None:
-        """Have a chain of max_nodes, or a tree of one shape, drawn by kernels that can: run(how tokens are picked) ->
-        drafts.
+        """Have a chain of max_nodes, or a tree, drawn by kernels that can: run(how tokens are picked) -> drafts.
 
         [B] how many each has, for `drawn`; `run` keeps them within the budgets. None: nothing was drawn and `run` not
         called, because something besides temperature and noise has a part in the picking, the rule asks for
@@ -124,7 +123,9 @@ class Context(Protocol):
         ...
 
     def scores(self) -> Tensor:
-        """[B, n] for each node drawn so far the log-probability of its path, as the drafter sees it."""
+        """[B, n] for each node drawn so far the log-probability of its path, as the drafter sees it. Where siblings
+        were drawn with the target's noise, with it: of likely tokens those that the noise of this place favours are
+        the likelier to come true."""
         ...
 
     def likely(self, least: float) -> Tensor:
@@ -148,7 +149,8 @@ class Context(Protocol):
 
         order [n]: which of them stands where, parents before children; None: as they were drawn.
 
-        keep: only the best-scored, at most so many; their ancestors score no less, so the tree stays whole.
+        keep: only the best-scored, at most so many, the best first; their ancestors score no less, so the tree stays
+        whole, and a smaller one is the beginning of a larger.
         most [B]: cut to so many nodes, below the budgets.
         """
         ...

@@ -26,7 +26,7 @@ from paceline.drafters.eagle_form import Overrides
 from paceline.drafters.eagle_network import OWN, Network, Reading
 from paceline.drafters.tree import PADDING, ROOT, Proposal
 from paceline.errors import OptionError
-from paceline.kernels.chain import Branches, Chain, Drafts, Link, Picks
+from paceline.kernels.chain import Branches, Chain, Drafts, Growing, Link, Picks, Sprout
 from paceline.models.batch import Batch
 from paceline.params import check_count, check_flag, check_number
 
@@ -99,7 +99,8 @@ class EagleDrafter(StateReader):
 
     def __init__(self, config: Eagle) -> None:
         self.config = config
-        self.trees, self.nested = config.tree != "chain", config.tree not in GROWN
+        self.trees = self.nested = config.tree != "chain"  # those that grow: nearly, with fewer nodes they are narrower
+        self._fixed = config.tree not in GROWN
         self.max_nodes = config.num_draft_tokens or 1  # until `plan` has seen the checkpoint
 
     def plan(self, target: Target) -> Needs:
@@ -108,7 +109,7 @@ class EagleDrafter(StateReader):
         checkpoint = Checkpoint(config.model, strip=eagle_form.STRIPPED, make=make)
         kinds = speculators.TREES if config.tree == "dynamic" else () if self.trees else speculators.CHAINS
         said = speculators.draft_length(checkpoint.config, kinds, checkpoint.label)
-        tree = eagle_static.find(config.tree) if self.nested else None
+        tree = eagle_static.find(config.tree) if self._fixed else None
         self.max_nodes = config.num_draft_tokens or said or (DEFAULT_LENGTH if tree is None else len(tree.nodes))
         given = Overrides(eagle_form.read_ids(config.layer_ids), config.norm_before_residual)
         with checkpoint.reading():
@@ -133,7 +134,7 @@ class EagleDrafter(StateReader):
         steps, head = self.network.steps, self.network.head
         self._links = tuple([Link(steps if step else None, head) for step in range(self.max_nodes)])
         # Of a tree of one shape, by size; sent now, for nothing is sent in a captured round.
-        self._shapes = eagle_static.shapes(self._tree, target.device) if self.nested else []
+        self._shapes = eagle_static.shapes(self._tree, target.device) if self._fixed else []
 
     def read_pairs(self, batch: Batch, states: Tensor, table: Slots) -> None:
         out = self.network.run(self.network.pairs, batch, states, self._caches, every=False)
@@ -150,7 +151,7 @@ class EagleDrafter(StateReader):
         if self.network.form.mask is not None:
             self._draw_parallel(context, root, most)
             most = self._likely(context, most)
-        elif self.nested:
+        elif self._fixed:
             return self._fill(context, root, most)
         elif self.config.tree == "dynamic":
             self._grow(context, root, most)
@@ -161,33 +162,33 @@ class EagleDrafter(StateReader):
         return context.drawn(self.name, chain=not self.trees, most=most)
 
     def _draw_at_once(self, context: Context, finals: Tensor, states: Tensor, most: Tensor) -> Proposal | None:
-        """A chain, or a tree of one shape, by kernels that draw it in one call."""
-        if self.network.mask is not None or self.config.tree == "dynamic":
+        """A chain or a tree, by kernels that draw it in one call."""
+        network, own = self.network, ("states", OWN)
+        if network.mask is not None or not (network.ops.trees if self.trees else network.ops.chains):
             return None
-        if self.nested:
-            return self._fill_at_once(context, finals, states, most)
-        network, least = self.network, self.config.min_probability
+        form = self._form(context) if self.trees else None
 
         def run(picking: Picks | None) -> Drafts:
-            links = self._links[: context.max_nodes]  # all of a tuple is the tuple itself
-            given, own = {"states": states}, ("states", OWN)
-            chain = Chain(links, self.feeding(context, most), None, finals, given, own, network.ids, picking, least)
+            feeding = self.feeding(context, most)
+            if form is not None:
+                places = feeding, finals, states, own, context.table.max_length, network.ids, picking
+                return network.ops.tree(Sprout(network.steps, network.head, *places), form, self._caches)
+            links, least = self._links[: context.max_nodes], self.config.min_probability  # all of a tuple is itself
+            chain = Chain(links, feeding, None, finals, {"states": states}, own, network.ids, picking, least)
             return network.ops.chain(chain, self._caches)
 
-        counts = context.draw_chain(run) if network.ops.chains else None
+        counts = context.draw_chain(run)
         return None if counts is None else context.drawn(self.name, most=counts)
 
-    def _fill_at_once(self, context: Context, finals: Tensor, states: Tensor, most: Tensor) -> Proposal | None:
-        network, shape = self.network, self._shapes[min(context.max_nodes, self.max_nodes)]
+    def _form(self, context: Context) -> Branches | Growing:
+        nodes = min(context.max_nodes, self.max_nodes)
+        return self._shapes[nodes].branches if self._fixed else self._growing(nodes)
 
-        def run(picking: Picks | None) -> Drafts:
-            levels, own = [growth.level for growth in shape.levels], ("states", OWN)
-            places = self.feeding(context, most), finals, states, own, context.table.max_length
-            branches = Branches(network.steps, network.head, levels, shape.counts, *places, network.ids, picking)
-            return network.ops.tree(branches, self._caches)
-
-        counts = context.draw_chain(run) if network.ops.trees else None
-        return None if counts is None else context.drawn(self.name, most=counts).hung(shape.parents, shape.depth)
+    def _growing(self, nodes: int) -> Growing:
+        """A node that grows takes a line of the cache, and there are as many as nodes may be proposed: with few of them
+        fewer than top_k grow on a level."""
+        levels, children = min(self.config.depth + 1, nodes), min(self.config.top_k, self.network.head.shape[0])
+        return Growing(levels, max(1, min(children, (nodes - 1) // max(1, levels - 1))), children, nodes)
 
     def _follow(self, context: Context, at: Frontier, most: Tensor) -> None:
         """A chain: one child at a time, each fed in its turn."""
@@ -237,14 +238,8 @@ class EagleDrafter(StateReader):
         return context.drawn(self.name, chain=False, most=counts, order=shape.order)
 
     def _grow(self, context: Context, at: Frontier, most: Tensor) -> None:
-        """EAGLE-2's tree: on each level the nodes grow whose whole path is likeliest; the best of all are kept later.
-
-        A node that grows takes a line of the cache, and there are as many as nodes may be proposed: with a small budget
-        fewer than top_k grow on a level.
-        """
-        levels = min(self.config.depth + 1, context.max_nodes)
-        count = min(self.config.top_k, self.network.head.shape[0])
-        width = max(1, min(count, (context.max_nodes - 1) // max(1, levels - 1)))
+        """EAGLE-2's tree: on each level the nodes grow whose whole path is likeliest; the best of all are kept."""
+        levels, width, count, _ = self._growing(min(context.max_nodes, self.max_nodes))
         for level in range(levels):
             drawn = context.draw(at.logits, at.nodes, count, likeliest=True, ids=self.network.ids)
             if level + 1 == levels:

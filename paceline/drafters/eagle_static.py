@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.drafters.static_tree import Ranks, StaticTree, find_tree, tree_of
 from paceline.drafters.tree import ROOT
 from paceline.errors import OptionError
-from paceline.kernels.chain import Level
+from paceline.kernels.chain import Branches, Level
 
 # EAGLE-1's, of 25 nodes; and 31 that are met often, on three levels: a level takes about as long as many nodes.
 TREES = {
@@ -37,8 +37,9 @@ class Shape(NamedTuple):
     counts: Tensor  # [N+1] nodes of a sequence that may have so many: the first up to one whose parent has no line
 
     @property
-    def depth(self) -> int:
-        return len(self.levels)
+    def branches(self) -> Branches:
+        """The same as kernels know it."""
+        return Branches([growth.level for growth in self.levels], self.counts, self.parents)
 
 
 def find(given: Any) -> StaticTree:

@@ -17,6 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from paceline.kernels.chain import Drafts
 from paceline.kernels.rounds import Rounds
 
 ROOT = -1
@@ -68,6 +69,14 @@ class Proposal:
         return cls(tokens, None, sizes, True, probs, names=(name,))
 
     @classmethod
+    def of_drafts(cls, drafts: Drafts, name: str) -> Proposal:
+        """As kernels drew them; of a tree of one shape what is beyond its size is not cut off."""
+        tokens, sizes, parents, depth = drafts
+        if parents is None:
+            return cls.of_chains(tokens, sizes, name)
+        return cls(tokens, parents.expand_as(tokens), sizes, False, names=(name,), max_depth=depth)
+
+    @classmethod
     def of_texts(cls, texts: list[list[int]], device: torch.device, name: str) -> Proposal:
         """One chain a sequence, from token lists on the host."""
         sizes = [len(text) for text in texts]
@@ -112,10 +121,6 @@ class Proposal:
         )
         tokens = self.tokens[:, :width]
         return replace(self, tokens=tokens, above=above, probs=probs, scratch=scratch, origins=origins)
-
-    def hung(self, parents: Tensor, depth: int) -> Proposal:
-        """The same tokens as trees of one shape, parents [N]; what is beyond their sizes is not cut off."""
-        return replace(self, above=parents.expand_as(self.tokens), chain=False, max_depth=depth)
 
     def only(self, kept: Tensor, width: int) -> Proposal:
         """The nodes that are kept [B, N], as they stood, the first `width` of them; above a kept node all are kept."""

@@ -48,9 +48,9 @@ class DraftContext:
         self._budgets: Tensor | None = None
         self._whole: Proposal | None = None  # made here, and within its budgets
         self._prunable, self._single, self._depth = True, True, 0  # single: one child of one parent at every draw
-        self._counts: Tensor | None = None  # [B] of what was drawn at once
+        self._drafts: Drafts | None = None  # drawn at once
         self._probs: list[Tensor] = []  # [B, P·count, V] a draw
-        self._processed: list[tuple[Tensor, Tensor, Tensor]] = []  # unscored draws: logits [B, P, V], parents, picks
+        self._unscored: list[tuple[Tensor, Tensor, Tensor]] = []  # draws: logits [B, P, V], parents, picks
 
     # Made when first asked for: a drafter that looks things up on the host needs none of them.
 
@@ -158,14 +158,20 @@ class DraftContext:
         if not self._untouched:
             processed = process(processed, rows, self._state)
         chosen = likeliest and self._rule.needs_probs
+        scored = processed
         if count == 1:
             picked = self._pick(processed, rows, lengths, chosen).clamp(min=0)[:, None]
+        elif chosen:
+            picked = _largest(processed, count)
         else:
-            picked = _largest(processed if chosen else self._perturbed(processed, rows, lengths), count)
+            perturbed = self._perturbed(processed, rows, lengths)
+            picked = _largest(perturbed, count)
+            if self._rule.shares_noise:
+                scored = perturbed
         if self._keep_probs:
             self._prunable = self._prunable and chosen
             self._note_probs(processed, picked, batch, chosen)
-        self._processed.append((processed.view(batch, width, -1), parents, picked.view(batch, width, count)))
+        self._unscored.append((scored.view(batch, width, -1), parents, picked.view(batch, width, count)))
         tokens = picked if ids is None else ids[picked]
         return self._append(tokens.view(batch, width, count), parents, path)
 
@@ -178,8 +184,9 @@ class DraftContext:
         picking: Picks | None = None
         if self._sampled:
             picking = self._state.keyed() if ahead else self._state.picking(self.slots, self.lengths)
-        self._tokens, self._counts = run(picking)
-        return self._counts
+        self._drafts = run(picking)
+        self._tokens = self._drafts.tokens
+        return self._drafts.counts
 
     def _widen(self, logits: Tensor, ids: Tensor) -> Tensor:
         """[B, P, V'] → [B, P, V]: a token the drafter does not know has no chance."""
@@ -189,15 +196,15 @@ class DraftContext:
 
     def scores(self) -> Tensor:
         found = self._scored
-        for processed, parents, picked in self._processed:
-            own = torch.log_softmax(processed, dim=2).gather(2, picked)  # [B, P, count]
+        for logits, parents, picked in self._unscored:
+            own = torch.log_softmax(logits, dim=2).gather(2, picked)  # [B, P, count]
             above = found.new_zeros(parents.shape)
             if found.shape[1]:
                 above = torch.where(parents >= 0, found.gather(1, parents.clamp(min=0)), 0.0)
             total = torch.where((parents > PADDING)[:, :, None], above[:, :, None] + own, float("-inf"))
             found = torch.cat([found, total.flatten(1)], dim=1)
         self._scored = found
-        self._processed.clear()
+        self._unscored.clear()
         return found
 
     def likely(self, least: float) -> Tensor:
@@ -214,30 +221,37 @@ class DraftContext:
         order: Tensor | None = None,
     ) -> Proposal:
         if order is not None:
-            self._stand(order)
-        if most is not None and most is self._counts:  # within the budgets already
-            self._whole = Proposal.of_chains(self._tokens, most, name)
-            return self._whole
+            self._stand(order.expand_as(self._tokens))
+        if self._drafts is not None and most is self._drafts.counts:  # within the budgets already
+            found = Proposal.of_drafts(self._drafts, name)
+            if self._drafts.parents is None or self._drafts.parents.dim() > 1:  # else all have those of the whole shape
+                self._whole = found
+            return found
         chain = chain and self._single and keep is None
         if chain and self.table.rounds is not None and self._tokens.shape[1]:
             return self._drawn_at_once(self.table.rounds, name, self.budgets if most is None else most)
         budgets = self.budgets if most is None else torch.minimum(self.budgets, most)
+        if keep is not None:
+            self._stand(self._best())
         probs = torch.cat(self._probs, dim=1) if self._probs else None
         if chain:
             return Proposal.of_chains(self._tokens, budgets.clamp(max=self._tokens.shape[1]), name, probs)
         width = self._tokens.shape[1] if keep is None else min(keep, self._tokens.shape[1])
-        kept = self._there & (self._there.cumsum(1) <= budgets[:, None]) if keep is None else self._best(width, budgets)
+        kept = self._there & (self._there.cumsum(1) <= budgets.clamp(max=width)[:, None])
         everything = Proposal(
             self._tokens, self._parents, kept.sum(1), False, probs, names=(name,), max_depth=self._depth
         )
         return everything.only(kept, width)
 
     def _stand(self, order: Tensor) -> None:
-        """Number anew what was drawn."""
-        numbers, above = torch.argsort(order), self._parents
-        self._parents = torch.where(above >= 0, numbers[above.clamp(min=0)], above)[:, order]
-        self._tokens, self._there = self._tokens[:, order], self._there[:, order]
-        self._probs = [torch.cat(self._probs, dim=1)[:, order]] if self._probs else []
+        """Number anew what was drawn: order [B, n]."""
+        numbers, above = torch.argsort(order, dim=1), self._parents
+        moved = torch.where(above >= 0, numbers.gather(1, above.clamp(min=0)), above)
+        parts = (moved, self._tokens, self._there)
+        self._parents, self._tokens, self._there = (part.gather(1, order) for part in parts)
+        if self._probs:
+            probs = torch.cat(self._probs, dim=1)
+            self._probs = [probs.gather(1, order[:, :, None].expand_as(probs))]
 
     def _drawn_at_once(self, rounds: Rounds, name: str, most: Tensor) -> Proposal:
         """A chain cut to its budgets by kernels; nobody need cut it again."""
@@ -247,14 +261,14 @@ class DraftContext:
         self._whole = Proposal(self._tokens, parents, sizes, True, probs, names=(name,))
         return self._whole
 
-    def _best(self, keep: int, budgets: Tensor) -> Tensor:
-        """[B, n] which nodes score best; no ancestor scores less, and of equals it comes first."""
+    def _best(self) -> Tensor:
+        """[B, n] the nodes, the best score first; no ancestor scores less, and of equals it comes first."""
         if not self._prunable:
             raise ValueError("drawn tokens may not be chosen among afterwards; draw the likeliest to prune a tree")
-        best = torch.sort(torch.where(self._there, self.scores(), float("-inf")), dim=1, descending=True, stable=True)
-        rank = torch.arange(best.indices.shape[1], device=best.indices.device)
-        wanted = (rank < keep) & (rank < budgets[:, None]) & (best.values > float("-inf"))
-        return torch.zeros_like(wanted).scatter(1, best.indices, wanted)
+        scores = self.scores().nan_to_num(nan=float("-inf"))
+        self._there = self._there & (scores > float("-inf"))
+        self._scored, order = torch.sort(scores, dim=1, descending=True, stable=True)
+        return order
 
     def _note_probs(self, processed: Tensor, picked: Tensor, batch: int, chosen: bool) -> None:
         """The distribution each child was drawn from, without replacement; a point mass where it was chosen."""

@@ -78,15 +78,32 @@ class Level(NamedTuple):
     paths: Tensor  # [W, depth] of each that is fed the lines of its ancestors and its own, counted from the first
 
 
+class Branches(NamedTuple):
+    """Trees of N nodes that all have one shape."""
+
+    levels: Sequence[Level]
+    counts: Tensor  # [N+1] how many nodes a row has that may have so many
+    parents: Tensor  # [N]
+
+
+class Growing(NamedTuple):
+    """Trees that grow where drafts are likely: of a level's nodes those get children whose whole paths are likeliest,
+    and of all nodes the likeliest are kept, the likeliest first. How likely one is, is seen with the noise that it was
+    picked with."""
+
+    levels: int
+    width: int  # nodes of a level that get children
+    children: int  # of each of them; no fewer than `width`
+    nodes: int  # that are kept
+
+
 @dataclass(frozen=True)
-class Branches:
-    """Drafts for each of B rows, a tree of N nodes that has one shape. The nodes of a level that have children are fed
-    to the network side by side, each with its parent's state."""
+class Sprout:
+    """What trees of drafts for each of B rows grow from. The nodes of a level that get children are fed to the network
+    side by side, each with its parent's state."""
 
     network: Describes
     head: Weight
-    levels: Sequence[Level]
-    counts: Tensor  # [N+1] how many nodes a row has that may have so many
     feeding: Feeding  # the nodes that are fed lie one behind another
     finals: Tensor  # [B, H] what the first level is picked from
     states: Tensor  # [B, h] and what its nodes are fed with
@@ -97,7 +114,10 @@ class Branches:
 
 
 class Drafts(NamedTuple):
-    """What was drawn: tokens [B, k] in target ids, and how many of them each has, [B]."""
+    """What was drawn: tokens [B, k] in target ids, and how many of them each has, [B]. Of trees their parents, [k] or
+    [B, k], and how deep they are at most."""
 
     tokens: Tensor
     counts: Tensor
+    parents: Tensor | None = None
+    depth: int = 0

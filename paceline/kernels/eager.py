@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.kernels.chain import Branches, Chain, Drafts
+from paceline.kernels.chain import Branches, Chain, Drafts, Growing, Sprout
 from paceline.kernels.experts import mix, route
 from paceline.kernels.ops import (
     FINAL,
@@ -255,7 +255,7 @@ class EagerOps:
     def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
         raise NotImplementedError(f"the {self.name} kernels draw no chains in one go")
 
-    def tree(self, branches: Branches, caches: Sequence[LayerCache]) -> Drafts:
+    def tree(self, sprout: Sprout, form: Branches | Growing, caches: Sequence[LayerCache]) -> Drafts:
         raise NotImplementedError(f"the {self.name} kernels draw no trees in one go")
 
     def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:

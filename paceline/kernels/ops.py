@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from paceline.kernels.chain import Branches, Chain, Drafts
+    from paceline.kernels.chain import Branches, Chain, Drafts, Growing, Sprout
     from paceline.kernels.rounds import Rounds
 
 FINAL = -1  # the boundary after the last norm: what the vocabulary head reads
@@ -340,7 +340,7 @@ class Describes(Protocol):
 class Ops(Protocol):
     name: str
     chains: bool  # whether they draw chains in one go
-    trees: bool  # and trees of one shape
+    trees: bool  # and trees, of one shape or grown
     captures: bool  # whether they ask the host for nothing, so that what they do can be captured
     rounds: Rounds | None  # kernels for a round's small work
 
@@ -372,7 +372,7 @@ class Ops(Protocol):
         """A whole chain of drafts, where `chains`."""
         ...
 
-    def tree(self, branches: Branches, caches: Sequence[LayerCache]) -> Drafts:
+    def tree(self, sprout: Sprout, form: Branches | Growing, caches: Sequence[LayerCache]) -> Drafts:
         """Whole trees of drafts, where `trees`."""
         ...
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline import Eagle, NGram
+from paceline import Eagle, NGram, Suffix
 from paceline.engine.budget import BUDGETS, Budget, Costs, FixedBudget, Load, MeasuredBudget, make_budget
 from paceline.engine.luck import Luck, NodeLuck
 from paceline.engine.replaying import ReplayingRunner
@@ -200,7 +200,8 @@ def test_what_is_learned_of_a_drafter_follows_from_what_it_says_of_its_trees() -
 
     head = tiny_eagle("third")
     assert isinstance(luck(Eagle(head, 8, tree="static")), NodeLuck)
-    trees, chains = luck(Eagle(head, 8, tree="dynamic")), luck(Eagle(head, 8))
+    assert isinstance(luck(Eagle(head, 8, tree="dynamic")), NodeLuck)
+    trees, chains = luck(Suffix(tree=True)), luck(Eagle(head, 8))
     assert isinstance(trees, Luck) and trees._own is not None and isinstance(chains, Luck) and chains._own is None
     assert make_budget("measured", None, -1) == FixedBudget(0)
     assert make_budget("fixed", NGram(3).create(), 3) == FixedBudget(3)

@@ -15,6 +15,7 @@ from paceline.cache.slots import Slots
 from paceline.drafters.tree import PADDING, ROOT, Proposal
 from paceline.engine.context import DraftContext
 from paceline.params import SamplingParams
+from paceline.sampling.noise import SAMPLE, gumbel
 from paceline.sampling.processors import process
 from paceline.sampling.rules import RULES
 from paceline.sampling.state import Rows, SamplerState, Words
@@ -193,18 +194,27 @@ def test_a_score_is_the_log_probability_of_the_whole_path(seed: int, acceptance:
     drawings = random_drawings(random.Random(seed), padding=True)
     context = context_of(make_state([{"temperature": 1.0, "seed": slot} for slot in range(4)]), acceptance)
     draw_all(context, drawings)
-    assert_scores(context, drawings)
+    assert_scores(context, drawings, noise=acceptance == "exact")
 
 
-def assert_scores(context: DraftContext, drawings: list[Drawing]) -> list[list[float]]:
-    """Against a sum over each path; nodes under PADDING can never be."""
+def noised(context: DraftContext, row: int, logits: Tensor, parent: int) -> Tensor:
+    """[V] what the target would take the greatest of behind a node, were these its logits."""
+    proposal = Proposal(context._tokens, context._parents, torch.tensor([context._tokens.shape[1]] * 3), chain=False)
+    position = len(TEXTS[SLOTS[row]]) + len(tokens_to(proposal, row, parent))
+    keys = context._state.keys(torch.tensor([SLOTS[row]]))
+    return logits + gumbel(keys, torch.tensor([position]), SAMPLE, V)[0]
+
+
+def assert_scores(context: DraftContext, drawings: list[Drawing], noise: bool = False) -> list[list[float]]:
+    """Against a sum over each path; nodes under PADDING can never be. noise: the target's, where several were drawn."""
     found = context.scores()
     expected: list[list[float]] = [[] for _ in SLOTS]
     node = 0
     for logits, parents, count in drawings:
         for row in range(len(SLOTS)):
             for place, parent in enumerate(parents[row].tolist()):
-                own = torch.log_softmax(logits[row, place], 0)
+                scored = logits[row, place]
+                own = torch.log_softmax(noised(context, row, scored, parent) if noise and count > 1 else scored, 0)
                 above = -math.inf if parent == PADDING else expected[row][parent] if parent >= 0 else 0.0
                 for child in range(node + place * count, node + (place + 1) * count):
                     expected[row].append(above + float(own[int(context._tokens[row, child])]))
@@ -265,6 +275,7 @@ def test_keeping_the_best_keeps_the_likeliest_tree_of_that_size(seed: int) -> No
     original = Proposal(whole, context._parents, torch.tensor([whole.shape[1]] * 3), chain=False)
     keep = chooser.choice([1, 2, 3, 5, 99])
     proposal = context.drawn("x", chain=False, keep=keep)
+    smaller = context.drawn("x", chain=False, keep=max(1, keep - 1))
     assert proposal.num_nodes == min(keep, whole.shape[1]) and not proposal.chain
     for row, budget in enumerate(budgets):
         there = [node for node, score in enumerate(scores[row]) if score > -math.inf]
@@ -276,8 +287,10 @@ def test_keeping_the_best_keeps_the_likeliest_tree_of_that_size(seed: int) -> No
         worth = {tuple(tokens_to(original, row, node)): math.exp(scores[row][node]) for node in there}
         paths = [tuple(tokens_to(proposal, row, node)) for node in range(size)]
         assert len(set(paths)) == size
-        order = [tuple(tokens_to(original, row, node)) for node in there]
-        assert [order.index(path) for path in paths] == sorted(order.index(path) for path in paths), "as they stood"
+        assert [worth[path] for path in paths] == sorted((worth[path] for path in paths), reverse=True), "best first"
+        fewer = smaller.tokens[row, : smaller.sizes[row]].tolist(), smaller.parents[row, : smaller.sizes[row]].tolist()
+        assert fewer == (proposal.tokens[row, : len(fewer[0])].tolist(), kept[: len(fewer[0])]), "its beginning"
+        assert len(fewer[0]) == min(size, max(1, keep - 1))
         found = sum(worth[path] for path in paths)
         best = max(
             (sum(math.exp(scores[row][node]) for node in chosen) for chosen in closed_sets(parents[row], there, size)),

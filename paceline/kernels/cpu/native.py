@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import OptionError
-from paceline.kernels.chain import Branches, Chain, Drafts
+from paceline.kernels.chain import Branches, Chain, Drafts, Growing, Sprout
 from paceline.kernels.cpu import chain as chains
 from paceline.kernels.cpu.library import (
     KINDS,
@@ -238,7 +238,7 @@ class NativeOps:
         self.library.paceline_run(recording.program, batch)  # what it points at is held until here
         return hidden
 
-    def tree(self, branches: Branches, caches: Sequence[LayerCache]) -> Drafts:
+    def tree(self, sprout: Sprout, form: Branches | Growing, caches: Sequence[LayerCache]) -> Drafts:
         raise NotImplementedError("the native kernels draw no trees in one go")
 
     def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:

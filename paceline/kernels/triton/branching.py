@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.chain import Branches, Drafts
+from paceline.kernels.chain import Branches, Drafts, Level, Sprout
 from paceline.kernels.held import hold
 from paceline.kernels.ops import Inputs, LayerCache, Layout, Ops, Span
 from paceline.kernels.rounds import Keyed
@@ -27,6 +27,25 @@ _POINTERS = [
     *("states", "out", "path", "given"),
 ]
 _NUMBERS = ["parts", "nodes", "rows", "level", "fed", "width", "num_rows", "page_row", "null", "longest", "state_row"]
+
+
+@triton.jit
+def feed(out, num_rows, token, real, place, first, pages, page_row, null, SIZE: tl.constexpr):
+    """A row that is fed, as `Fed.fields` has it. place: its slot, where nodes begin, its line behind that, its
+    position; not real: nobody's."""
+    owner, start, behind, position = place
+    slot, line = tl.where(real, owner, null), tl.where(real, start + behind, 0)
+    page = tl.load(pages + slot * page_row + line // SIZE)
+    lowest = line * 0
+    if first is not None:
+        lowest = tl.where(real, tl.load(first + slot), 0)
+    tl.store(out, token)
+    tl.store(out + num_rows, slot)
+    tl.store(out + 2 * num_rows, tl.where(real, position, 0))
+    tl.store(out + 3 * num_rows, tl.where(real, start, 1))
+    tl.store(out + 4 * num_rows, line)
+    tl.store(out + 5 * num_rows, page * SIZE + line % SIZE)
+    tl.store(out + 6 * num_rows, lowest)
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
@@ -59,26 +78,15 @@ def _branch_kernel(
         if out is not None:
             seat = tl.load(seats + (node * CHILDREN + child) * 2 + 1)
             if seat >= 0:
-                real = fed + seat + 1 < limit
-                slot, line = tl.where(real, owner, null), tl.where(real, start + fed + seat, 0)
-                page = tl.load(pages + slot * page_row + line // SIZE)
-                lowest = line * 0
-                if first is not None:
-                    lowest = tl.where(real, tl.load(first + slot), 0)
-                to = of * width + seat
-                tl.store(out + to, token)
-                tl.store(out + num_rows + to, slot)
-                tl.store(out + 2 * num_rows + to, tl.where(real, tl.minimum(start + level, longest - 1), 0))
-                tl.store(out + 3 * num_rows + to, tl.where(real, start, 1))
-                tl.store(out + 4 * num_rows + to, line)
-                tl.store(out + 5 * num_rows + to, page * SIZE + line % SIZE)
-                tl.store(out + 6 * num_rows + to, lowest)
+                real, to = fed + seat + 1 < limit, of * width + seat
+                place = (owner, start, fed + seat, tl.minimum(start + level, longest - 1))
+                feed(out + to, num_rows, token, real, place, first, pages, page_row, null, SIZE)
                 above = tl.load(paths + seat * (level + 1) + depth, depth <= level, -1)
                 tl.store(path + to * (level + 1) + depth, tl.where(real, above, -1), depth <= level)
                 tl.store(given + to * STATE + column, state, column < STATE)
 
 
-class _Fed(NamedTuple):
+class Fed(NamedTuple):
     """The rows of a level that are fed, [B·W] each."""
 
     fields: Tensor  # [7, B·W] tokens, slots, positions, bases, lines, cache rows, the lowest position seen
@@ -86,59 +94,66 @@ class _Fed(NamedTuple):
     states: Tensor  # [B·W, h]
 
 
-def draw(ops: Ops, tree: Branches, caches: Sequence[LayerCache]) -> Drafts:
+def draw(ops: Ops, sprout: Sprout, form: Branches, caches: Sequence[LayerCache]) -> Drafts:
     """Drafts for each of B rows, by any kernels whose results stay on the device."""
-    batch, device = len(tree.finals), tree.finals.device
-    tokens = torch.empty((batch, len(tree.counts) - 1), dtype=torch.int64, device=device)
-    counts = torch.empty_like(tree.feeding.most)
-    final, states, fed = tree.finals, tree.states, 0
-    for number, level in enumerate(tree.levels):
-        keys = _keys(tree, number, ops.logits(final, tree.head))
+    batch, device = len(sprout.finals), sprout.finals.device
+    tokens = torch.empty((batch, len(form.parents)), dtype=torch.int64, device=device)
+    counts = torch.empty_like(sprout.feeding.most)
+    final, states, fed = sprout.finals, sprout.states, 0
+    for number, level in enumerate(form.levels):
+        keys = keys_of(sprout, number, ops.logits(final, sprout.head), level.seats.shape[1])
         width = len(level.paths)
-        rows = _fed(batch * width, number + 1, states) if width else None
-        _branch(tree, number, keys, (tokens, counts if number == 0 else None), (states, fed), rows)
+        rows = room(batch * width, number + 1, states) if width else None
+        to = (tokens, counts if number == 0 else None, form.counts)
+        _branch(sprout, (number, level), keys, to, (states, fed), rows)
         if rows is None:
             break
-        inputs = Inputs(rows.fields[0], _layout(tree, rows, width), {tree.state[0]: rows.states})
-        hidden = ops.run(tree.network, inputs, caches, (tree.state[1],), None)
-        assert hidden.tapped is not None
-        final, states, fed = hidden.final, hidden.tapped, fed + width
-    return Drafts(tokens, counts)
+        final, states = run(ops, sprout, rows, width, caches)
+        fed += width
+    return Drafts(tokens, counts, form.parents, len(form.levels))
 
 
-def _keys(tree: Branches, number: int, logits: Tensor) -> Tensor:
-    """[B·P, parts · K] of which the greatest K name the children."""
-    keyed, (nodes, children, _) = tree.picking, tree.levels[number].seats.shape
+def run(ops: Ops, sprout: Sprout, rows: Fed, width: int, caches: Sequence[LayerCache]) -> tuple[Tensor, Tensor]:
+    """What children of rows that are fed, `width` of each sequence, are picked from and fed with, [B·W, …] each."""
+    inputs = Inputs(rows.fields[0], _layout(sprout, rows, width), {sprout.state[0]: rows.states})
+    hidden = ops.run(sprout.network, inputs, caches, (sprout.state[1],), None)
+    assert hidden.tapped is not None
+    return hidden.final, hidden.tapped
+
+
+def keys_of(sprout: Sprout, number: int, logits: Tensor, children: int, sums: Tensor | None = None) -> Tensor:
+    """[B·P, parts · K] of which the greatest K name the children of a level's nodes."""
+    keyed, nodes = sprout.picking, len(logits) // len(sprout.finals)
     if keyed is None:
-        return picking.best_keys(logits, children)
+        return picking.best_keys(logits, children, sums)
     assert isinstance(keyed, Keyed)
-    owners = None if nodes == 1 else hold(_owners(len(logits) // nodes, nodes, logits.device))
-    keyed = keyed._replace(ahead=number, ids=tree.ids, numbers=True, rows=owners)
-    return picking.sample_keys(logits, tree.feeding.slots, tree.feeding.starts, keyed, children)
+    owners = None if nodes == 1 else hold(_owners(len(sprout.finals), nodes, logits.device))
+    keyed = keyed._replace(ahead=number, ids=sprout.ids, numbers=True, rows=owners)
+    return picking.sample_keys(logits, sprout.feeding.slots, sprout.feeding.starts, keyed, children, sums)
 
 
-def _fed(rows: int, depth: int, states: Tensor) -> _Fed:
+def room(rows: int, depth: int, states: Tensor) -> Fed:
     fields = torch.empty((7, rows), dtype=torch.int64, device=states.device)
-    return _Fed(fields, fields.new_empty((rows, depth)), states.new_empty((rows, states.shape[1])))
+    return Fed(fields, fields.new_empty((rows, depth)), states.new_empty((rows, states.shape[1])))
 
 
 def _branch(
-    tree: Branches,
-    number: int,
+    sprout: Sprout,
+    at: tuple[int, Level],
     keys: Tensor,
-    noted: tuple[Tensor, Tensor | None],
+    noted: tuple[Tensor, Tensor | None, Tensor],
     before: tuple[Tensor, int],
-    rows: _Fed | None,
+    rows: Fed | None,
 ) -> None:
     """Note the children of all nodes of a level that have some, and what those that grow are fed with."""
-    feeding, level, (states, fed), (tokens, counts) = tree.feeding, tree.levels[number], before, noted
+    feeding, (number, level), (states, fed), (tokens, counts, sizes) = sprout.feeding, at, before, noted
     nodes, children, _ = level.seats.shape
     width, parts, pages = len(level.paths), keys.shape[1], feeding.page_table
     fields, path, given = (None, None, None) if rows is None else rows
     numbers = (parts, tokens.shape[1], nodes, number, fed, width, len(tokens) * width, pages.stride(0), len(pages) - 1)
     _branch_kernel[(len(keys),)](
-        *(keys, tree.ids, tokens, counts, tree.counts, *feeding[:5], *level, states, fields, path, given),
-        *(*numbers, tree.longest, states.stride(0)),
+        *(keys, sprout.ids, tokens, counts, sizes, *feeding[:5], *level, states, fields, path, given),
+        *(*numbers, sprout.longest, states.stride(0)),
         SIZE=feeding.block_size,
         CHILDREN=children,
         PARTS=triton.next_power_of_2(parts),
@@ -150,9 +165,9 @@ def _branch(
     )
 
 
-def _layout(tree: Branches, rows: _Fed, width: int) -> Layout:
+def _layout(sprout: Sprout, rows: Fed, width: int) -> Layout:
     _, slots, positions, bases, lines, write, first = rows.fields.unbind()
-    pages, size, batch = tree.feeding.page_table, tree.feeding.block_size, len(tree.finals)
+    pages, size, batch = sprout.feeding.page_table, sprout.feeding.block_size, len(sprout.finals)
     spans = [Span(row * width, width, pages.shape[1] * size) for row in range(batch)]
     grid = hold(_grid(batch, width, slots.device))
     return Layout(slots, positions, bases, rows.path, first, lines, write, pages, size, spans, grid)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.kernels.chain import Branches, Chain, Drafts
+from paceline.kernels.chain import Branches, Chain, Drafts, Growing, Sprout
 from paceline.kernels.eager import EagerForward, EagerOps
 from paceline.kernels.experts import route
 from paceline.kernels.held import hold
@@ -38,7 +38,7 @@ from paceline.kernels.ops import (
     Weight,
 )
 from paceline.kernels.rounds import Rounds
-from paceline.kernels.triton import branching, chaining, keeping, library, tuning
+from paceline.kernels.triton import branching, chaining, growing, keeping, library, tuning
 from paceline.kernels.triton import experts as expert_kernels
 from paceline.kernels.triton import heads as head_kernels
 from paceline.kernels.triton import rows as row_kernels
@@ -327,8 +327,10 @@ class TritonOps(EagerOps):
     def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
         return chaining.draw(self, chain, caches, self.bests)
 
-    def tree(self, branches: Branches, caches: Sequence[LayerCache]) -> Drafts:
-        return branching.draw(self, branches, caches)
+    def tree(self, sprout: Sprout, form: Branches | Growing, caches: Sequence[LayerCache]) -> Drafts:
+        if isinstance(form, Branches):
+            return branching.draw(self, sprout, form, caches)
+        return growing.draw(self, sprout, form, caches)
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
         return matmul_logits(hidden, weight.data)

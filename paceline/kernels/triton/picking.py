@@ -64,12 +64,33 @@ def _gumbel(first, second, ids, inverse, logarithm):
 
 
 @triton.jit
-def _leave(to, values, ids, COUNT: tl.constexpr):
-    """The greatest keys of some values, in order: theirs in the upper half, in the lower the lowest id first."""
+def keys_of(values, ids):
+    """Integers in the order of some values: theirs in the upper half, in the lower the lowest id first."""
     raw = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)  # -0 and 0 are equals
     upper = tl.where(raw < 0, raw ^ _LAST, raw).to(tl.int64)
     keys = (upper << 32) | (_LAST - ids.to(tl.int64))
-    keys = tl.where(values != values, _NAN, keys)
+    return tl.where(values != values, _NAN, keys)
+
+
+@triton.jit
+def value_of(keys):
+    """The values that keys were made of."""
+    upper = (keys >> 32).to(tl.int32)
+    return tl.where(upper < 0, upper ^ _LAST, upper).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def finite(greatest):
+    """What values may be taken less by: where all are -inf, 0."""
+    return tl.where(greatest == -float("inf"), 0.0, greatest)
+
+
+@triton.jit
+def _leave(to, sums, values, ids, COUNT: tl.constexpr):
+    """The greatest keys, in order; and the exponentials of all, added up, as shares of the greatest's."""
+    if sums is not None:
+        tl.store(sums, tl.sum(tl.exp(values - finite(tl.max(values, 0))), 0))
+    keys = keys_of(values, ids)
     for place in tl.static_range(COUNT):
         best = tl.max(keys, 0)
         tl.store(to + place, best)
@@ -77,12 +98,13 @@ def _leave(to, values, ids, COUNT: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["vocabulary", "stride"])
-def _best_kernel(logits, keys, vocabulary, stride, COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _best_kernel(logits, keys, sums, vocabulary, stride, COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     begin(PDL, True)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = part * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(logits + row * stride + ids, ids < vocabulary, -float("inf")).to(tl.float32)
-    _leave(keys + (row * tl.num_programs(1) + part) * COUNT, values, ids, COUNT)
+    at = row * tl.num_programs(1) + part
+    _leave(keys + at * COUNT, None if sums is None else sums + at, values, ids, COUNT)
 
 
 _LOOSE = ["slots", "positions", "seeds", "samples", "greedy", "temperature", "extra", "rows"]  # parts of tables
@@ -95,6 +117,7 @@ _LOOSE = ["slots", "positions", "seeds", "samples", "greedy", "temperature", "ex
 def _sample_kernel(
     logits,
     keys,
+    sums,
     out,
     slots,
     positions,
@@ -142,7 +165,8 @@ def _sample_kernel(
     if NUMBERS:
         ids = place
     if out is None:
-        _leave(keys + (row * tl.num_programs(1) + part) * COUNT, values, ids, COUNT)
+        to = row * tl.num_programs(1) + part
+        _leave(keys + to * COUNT, None if sums is None else sums + to, values, ids, COUNT)
     else:
         tl.store(out + row * vocabulary + place, values, place < vocabulary)
 
@@ -180,12 +204,18 @@ def best(values: Tensor) -> Tensor:
     return decide(best_keys(values))
 
 
-def best_keys(values: Tensor, count: int = 1) -> Tensor:
-    """[R, V] → [R, parts · count] keys, the greatest `count` of which name a row's likeliest."""
+def best_keys(values: Tensor, count: int = 1, sums: Tensor | None = None) -> Tensor:
+    """[R, V] → [R, parts · count] keys, the greatest `count` of which name a row's likeliest; sums: see `sums_of`."""
     values, keys = _prepare(values, count)
     grid, sizes = (len(keys), keys.shape[1] // count), {"COUNT": count, "BLOCK": BLOCK}
-    _best_kernel[grid](values, keys, values.shape[1], values.stride(0), **sizes, PDL=PDL, **launching(4))
+    _best_kernel[grid](values, keys, sums, values.shape[1], values.stride(0), **sizes, PDL=PDL, **launching(4))
     return keys
+
+
+def sums_of(logits: Tensor) -> Tensor:
+    """[R, parts] room for each part's exponentials, added up, as shares of its greatest value's."""
+    shape = len(logits), triton.cdiv(logits.shape[1], BLOCK)
+    return torch.empty(shape, dtype=torch.float32, device=logits.device)
 
 
 def sample(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Tensor:
@@ -193,10 +223,12 @@ def sample(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> Te
     return decide(sample_keys(logits, slots, positions, keyed))
 
 
-def sample_keys(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed, count: int = 1) -> Tensor:
+def sample_keys(
+    logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed, count: int = 1, sums: Tensor | None = None
+) -> Tensor:
     """[R, V] → [R, parts · count] keys, the greatest of which names a row's sample, the next what would be without."""
     logits, keys = _prepare(logits, count)
-    _sample(logits, keys, None, slots, positions, keyed)
+    _sample(logits, (keys, sums, None), slots, positions, keyed)
     return keys
 
 
@@ -204,17 +236,25 @@ def perturb(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> T
     """[R, V] → [R, V] float32: what `sample` takes the likeliest of."""
     logits, keys = _prepare(logits)
     out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-    _sample(logits, keys, out, slots, positions, keyed)
+    _sample(logits, (keys, None, out), slots, positions, keyed)
     return out
 
 
-def _sample(logits: Tensor, keys: Tensor, out: Tensor | None, slots: Tensor, positions: Tensor, keyed: Keyed) -> None:
+def _sample(
+    logits: Tensor,
+    to: tuple[Tensor, Tensor | None, Tensor | None],
+    slots: Tensor,
+    positions: Tensor,
+    keyed: Keyed,
+) -> None:
+    """Into keys and sums, or into what they would be found in."""
+    keys = to[0]
     parts = triton.cdiv(logits.shape[1], BLOCK)
     columns = (keyed.seeds, keyed.samples, keyed.greedy)
     strides = (keyed.seeds.stride(0), 0 if keyed.temperature is None else keyed.temperature.stride(0))
     assert all(column.stride(0) == strides[0] for column in columns), "the columns of one table"
     _sample_kernel[(len(keys), parts)](
-        *(logits, keys, out, slots, positions, *columns, keyed.temperature, keyed.extra, keyed.ids, keyed.rows),
+        *(logits, *to, slots, positions, *columns, keyed.temperature, keyed.extra, keyed.ids, keyed.rows),
         *(*keyed.tables, logits.shape[1], logits.stride(0), *strides, keyed.ahead),
         STREAM=keyed.stream,
         NUMBERS=keyed.numbers,

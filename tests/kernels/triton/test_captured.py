@@ -29,6 +29,12 @@ pytestmark = [
 ]
 
 
+TREES = {
+    "tree": lambda: Eagle(tiny_eagle("third"), 5, tree="static"),
+    "grown": lambda: Eagle(tiny_eagle("third"), 5, tree="dynamic", top_k=3, depth=2),
+}
+
+
 class Ran(NamedTuple):
     """What rounds did, one by one."""
 
@@ -51,9 +57,9 @@ def ran(name: str, kernels: str, captured: bool) -> Ran:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, way, noting)
-        drafter = Eagle(tiny_eagle("third"), 5, tree="static") if name == "tree" else DRAFTERS[name]({})
+        drafter = TREES[name]() if name in TREES else DRAFTERS[name]({})
         llm = tiny_llm(drafter, kernels=kernels, behind=1, captured=captured, budget="fixed", max_num_seqs=2)
-        llm.engine.budget = FixedBudget(5 if name == "tree" else 2)
+        llm.engine.budget = FixedBudget(5 if name in TREES else 2)
         runner: Any = llm.engine.runner
         if kernels == "triton":
             go_through_all(patch, llm)  # what that leaves behind is seen by nobody
@@ -64,7 +70,7 @@ def ran(name: str, kernels: str, captured: bool) -> Ran:
     return found
 
 
-@pytest.mark.parametrize("name", ["eagle3", "tree", "draft_model"])
+@pytest.mark.parametrize("name", ["eagle3", *TREES, "draft_model"])
 def test_replayed_rounds_draft_what_launched_ones_do(name: str) -> None:
     pytest.importorskip("triton")
     wanted = ran(name, "reference", captured=False).drafts
@@ -83,6 +89,9 @@ def test_a_draft_takes_eleven_launches_and_reading_pairs_thirteen() -> None:
     # Of a tree a launch more finds several in place of the best; its levels are as many as a chain has drafts.
     found, pick = ran("tree", "triton", captured=True), ["product", "_best_kernel", "_branch_kernel"]
     assert found.proposed[-1] == [*begin, *pick, *layer, *pick, *layer, *pick]
+    # One that grows says on the way who is the likeliest, and takes the likeliest of all in one more.
+    grown, pick = ran("grown", "triton", captured=True), ["product", "_best_kernel", "_grow_kernel"]
+    assert grown.proposed[-1] == [*begin, *pick, *layer, *pick, *layer, *pick, "_keep_kernel"]
     # What was kept; the target's states through one product; the layer; what is kept by slot and by page.
     settled = ["_observe_kernel", "product", *layer, "_put_kernel", "_put_kernel"]
     assert ran("eagle3", "triton", captured=True).settled[-1] == settled

@@ -77,23 +77,25 @@ def test_a_chain_is_the_one_that_is_drawn_step_by_step(
         ("third", "seeded", (25, 6, 1), "static"),
         ("third", "greedy", (4, 2, 3), "static"),
         ("third", "seeded", (31, 9, 2), "wide"),
+        ("third", "seeded", (15, 6, 1), "dynamic"),
+        ("first", "greedy", (13, 7, 0, 2, 9), "dynamic"),
     ],
 )
 def test_a_tree_is_the_one_that_is_drawn_level_by_level(
     head: str, setting: str, rooms: tuple[int, ...], shape: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole, and where there is room for a part of it: then what has no room is fed to nobody."""
-    from paceline.kernels.triton import branching
+    from paceline.kernels.triton import branching, growing
 
     if device.type != "cpu":
         pytest.skip("the tiny models are on the CPU")
-    config = Eagle(tiny_eagle(head), max(rooms), tree=shape)
+    config = Eagle(tiny_eagle(head), max(rooms), tree=shape, **({"top_k": 5, "depth": 2} if shape == "dynamic" else {}))
     expected = proposed(config, setting, rooms)
     drawn: list[Any] = []
     fed: list[bool] = []
 
-    def draw(ops: Any, tree: Any, caches: Any) -> Any:
-        feeding, plain, lines = tree.feeding, ops.run, []
+    def draw(ops: Any, sprout: Any, form: Any, caches: Any) -> Any:
+        feeding, plain, lines = sprout.feeding, ops.run, []
 
         def run(network: Any, inputs: Any, *rest: Any) -> Any:
             somebodys = (inputs.layout.slots != len(feeding.page_table) - 1).view(len(feeding.most), -1)
@@ -104,7 +106,7 @@ def test_a_tree_is_the_one_that_is_drawn_level_by_level(
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ops, "run", run)
-            drawn.append(branching.draw(ops, tree, caches))
+            drawn.append((growing if shape == "dynamic" else branching).draw(ops, sprout, form, caches))
         return drawn[-1]
 
     monkeypatch.setattr(ReferenceOps, "trees", True)

@@ -1,0 +1,231 @@
+"""Trees of drafts that grow where they are likely, without leaving the device: see `kernels/chain.Growing`.
+
+A program has a sequence. Two launches a level beside network and head, as trees of one shape have: the second notes all
+children, how likely each path is, and who is fed next. A last one takes the likeliest of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.chain import Drafts, Growing, Sprout
+from paceline.kernels.ops import LayerCache, Ops
+from paceline.kernels.triton import picking
+from paceline.kernels.triton.branching import Fed, feed, keys_of, room, run
+from paceline.kernels.triton.device import PDL, begin, launching
+
+TOGETHER = 8  # nodes that all others are compared with at a time
+MANY = 4096  # keys that four warps look at
+
+_ROOT, _PADDING = tl.constexpr(-1), tl.constexpr(-2)  # parents, as `drafters/tree.py` has them
+_NOTHING = tl.constexpr(-0x7FFFFFFFFFFFFFFF)  # a key below all others
+
+_POINTERS = [
+    *("keys", "sums", "names", "tokens", "parents", "scores", "numbers", "before", "slots", "starts", "most"),
+    *("first", "pages", "states", "out", "path", "given", "grown"),
+]
+_NUMBERS = ["parts", "level", "fed", "begins", "nodes", "num_rows", "page_row", "null", "longest", "state_row"]
+
+
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
+def _grow_kernel(
+    keys, sums, names, tokens, parents, scores, numbers, before, slots, starts, most, first, pages, states, out, path,
+    given, grown, parts, level, fed, begins, nodes, num_rows, page_row, null, longest, state_row, ROWS: tl.constexpr,
+    LANES: tl.constexpr, CHILDREN: tl.constexpr, KIDS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr,
+    PARTS: tl.constexpr, KEYS: tl.constexpr, DEPTH: tl.constexpr, STATE: tl.constexpr, WIDE: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """ROWS nodes get children, numbered from `begins` on: `numbers` are the nodes' own, `before` their paths. Out,
+    path, given and grown say who is fed next, if anybody is."""
+    begin(PDL, True)
+    of, row, part = tl.program_id(0).to(tl.int64), tl.arange(0, LANES), tl.arange(0, PARTS)
+    inside, at = row < ROWS, (of * ROWS + row) * parts
+    number, above = tl.full([LANES], _ROOT, tl.int64), tl.where(inside, 0.0, -float("inf"))
+    if numbers is not None:
+        number = tl.load(numbers + of * ROWS + row, inside, _PADDING)
+        above = tl.load(scores + of * nodes + number, number >= 0, -float("inf"))
+    # All tokens together, of what each part says of itself: its greatest value, and the sum of all as shares of that.
+    there = inside[:, None] & (part < parts)[None, :]
+    greatest = picking.value_of(tl.load(keys + (at[:, None] + part[None, :]) * CHILDREN, there, _NOTHING))
+    greatest = tl.where(there & (greatest == greatest), greatest, -float("inf"))  # a NaN is in its part's sum, too
+    top = picking.finite(tl.max(greatest, 1))
+    shares = tl.sum(tl.load(sums + at[:, None] + part[None, :], there, 0.0) * tl.exp(greatest - top[:, None]), 1)
+    together = top + tl.log(tl.where(shares == 0.0, 1.0, shares))
+
+    key, kid = tl.arange(0, KEYS), tl.arange(0, KIDS)
+    there = inside[:, None] & (key < parts * CHILDREN)[None, :]
+    left = tl.load(keys + at[:, None] * CHILDREN + key[None, :], there, _NOTHING)
+    chances = tl.full([LANES, KIDS], -float("inf"), tl.float32)
+    said = tl.zeros([LANES, KIDS], tl.int64)
+    for child in tl.static_range(CHILDREN):
+        best = tl.max(left, 1)
+        left = tl.where(left == best[:, None], _NOTHING, left)
+        place = picking.named(best)
+        token = tl.maximum(place, 0)
+        if names is not None:
+            token = tl.load(names + token)
+        own = picking.value_of(best) - together
+        real = (place >= 0) & (above > -float("inf")) & (own == own)
+        chance = tl.where(real, above + tl.minimum(own, 0.0), -float("inf"))  # rounded, it is not above its parent's
+        to = of * nodes + begins + row * CHILDREN + child
+        tl.store(tokens + to, token, inside)
+        tl.store(parents + to, number, inside)
+        tl.store(scores + to, chance, inside)
+        chances = tl.where((kid == child)[None, :], chance[:, None], chances)
+        said = tl.where((kid == child)[None, :], token[:, None], said)
+
+    if out is not None:
+        index = row[:, None] * CHILDREN + kid[None, :]
+        likely = inside[:, None] & (kid < CHILDREN)[None, :] & (chances > -float("inf"))
+        order = tl.where(likely, picking.keys_of(chances, index), _NOTHING)
+        limit, start, owner = tl.load(most + of), tl.load(starts + of), tl.load(slots + of)
+        column, depth = tl.arange(0, WIDE), tl.arange(0, DEPTH)
+        for seat in tl.static_range(WIDTH):
+            best = tl.max(tl.max(order, 1), 0)
+            order = tl.where(order == best, _NOTHING, order)
+            chosen = picking.named(best)
+            real, to, line = (chosen >= 0) & (fed + seat + 1 < limit), of * WIDTH + seat, fed + seat
+            token = tl.sum(tl.sum(tl.where((index == chosen) & (kid < CHILDREN)[None, :], said, 0), 1), 0)
+            place = (owner, start, line, tl.minimum(start + level, longest - 1))
+            feed(out + to, num_rows, token, real, place, first, pages, page_row, null, SIZE)
+            tl.store(grown + to, tl.where(real, begins + chosen, _PADDING))
+            parent = of * ROWS + tl.maximum(chosen, 0) // CHILDREN
+            lines = tl.full([DEPTH], -1, tl.int64)
+            if before is not None:
+                lines = tl.load(before + parent * level + depth, depth < level, -1)
+            lines = tl.where(depth == level, line, lines)
+            tl.store(path + to * (level + 1) + depth, tl.where(real, lines, -1), depth <= level)
+            state = tl.load(states + parent * state_row + column, column < STATE, 0.0)
+            tl.store(given + to * STATE + column, state, column < STATE)
+
+
+@triton.jit
+def _order_of(scores, number, there):
+    """Keys of nodes, the likeliest greatest, of equals the one that was noted first."""
+    score = tl.load(scores + number, there, -float("inf"))
+    return tl.where(score > -float("inf"), picking.keys_of(score, number), _NOTHING)
+
+
+@triton.jit(do_not_specialize_on_alignment=["most"])
+def _keep_kernel(
+    tokens, parents, scores, most, kept, above, counts, DRAWN: tl.constexpr, NODES: tl.constexpr, KEEP: tl.constexpr,
+    KEPT: tl.constexpr, TOGETHER: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Of all DRAWN the KEEP likeliest, each where as many are likelier; its parent is among them, and before it."""
+    begin(PDL, True)
+    of, number = tl.program_id(0).to(tl.int64), tl.arange(0, NODES)
+    scores, there = scores + of * DRAWN, number < DRAWN
+    parent = tl.load(parents + of * DRAWN + number, there, _PADDING)
+    mine, theirs = _order_of(scores, number, there), _order_of(scores, parent, parent >= 0)
+    rank, their_rank = tl.zeros([NODES], tl.int32), tl.zeros([NODES], tl.int32)
+    for first in range(0, DRAWN, TOGETHER):
+        other = first + tl.arange(0, TOGETHER)
+        others = _order_of(scores, other, other < DRAWN)
+        rank += tl.sum((others[None, :] > mine[:, None]).to(tl.int32), 1)
+        their_rank += tl.sum((others[None, :] > theirs[:, None]).to(tl.int32), 1)
+    limit = tl.minimum(tl.load(most + of), KEEP)
+    found = mine > _NOTHING
+    count = tl.minimum(tl.sum(found.to(tl.int64), 0), limit)
+    tl.store(counts + of, count)
+    place = tl.arange(0, KEPT)
+    tl.store(kept + of * KEEP + place, tl.zeros([KEPT], tl.int64), (place >= count) & (place < KEEP))
+    tl.store(above + of * KEEP + place, tl.full([KEPT], _PADDING, tl.int64), (place >= count) & (place < KEEP))
+    token = tl.load(tokens + of * DRAWN + number, there, 0)
+    tl.store(kept + of * KEEP + rank, token, found & (rank < limit))
+    tl.store(above + of * KEEP + rank, tl.where(parent >= 0, their_rank, _ROOT).to(tl.int64), found & (rank < limit))
+
+
+class _Nodes(NamedTuple):
+    """All that were drawn, [B, n] each."""
+
+    tokens: Tensor
+    parents: Tensor
+    scores: Tensor
+
+
+class _Before(NamedTuple):
+    """What the nodes of a level that get children have of their own."""
+
+    states: Tensor  # [B·P, h]
+    numbers: Tensor | None  # [B·P] among all nodes; None: the root
+    path: Tensor | None  # [B·P, depth]
+
+
+def draw(ops: Ops, sprout: Sprout, form: Growing, caches: Sequence[LayerCache]) -> Drafts:
+    """Drafts for each of B rows, by any kernels whose results stay on the device."""
+    batch, width, device = len(sprout.finals), form.width, sprout.finals.device
+    assert width <= form.children, "the first level has no more than a node's children"
+    many = (batch, form.children * (1 + (form.levels - 1) * width))
+    tokens = torch.empty(many, dtype=torch.int64, device=device)
+    nodes = _Nodes(tokens, torch.empty_like(tokens), torch.empty(many, dtype=torch.float32, device=device))
+    final, before = sprout.finals, _Before(sprout.states, None, None)
+    for level in range(form.levels):
+        logits = ops.logits(final, sprout.head)
+        sums = picking.sums_of(logits)
+        keys = keys_of(sprout, level, logits, form.children, sums)
+        if level + 1 == form.levels:
+            _grow(sprout, (form, level), (keys, sums), nodes, before, None)
+            break
+        fed, grown = room(batch * width, level + 1, before.states), tokens.new_empty(batch * width)
+        _grow(sprout, (form, level), (keys, sums), nodes, before, (fed, grown))
+        final, states = run(ops, sprout, fed, width, caches)
+        before = _Before(states, grown, fed.path)
+    return _keep(nodes, sprout.feeding.most, form)
+
+
+def _grow(
+    sprout: Sprout,
+    at: tuple[Growing, int],
+    found: tuple[Tensor, Tensor],
+    nodes: _Nodes,
+    before: _Before,
+    after: tuple[Fed, Tensor] | None,
+) -> None:
+    """Note the children of all nodes of a level that get some, and what those that grow are fed with."""
+    feeding, (form, level), (keys, sums), (states, numbers, path) = sprout.feeding, at, found, before
+    batch, parts, pages = len(sprout.finals), sums.shape[1], feeding.page_table
+    rows, children = len(keys) // batch, form.children
+    begins = 0 if level == 0 else children * (1 + (level - 1) * form.width)
+    (fields, paths, given), grown = ((None, None, None), None) if after is None else after
+    lanes, many = triton.next_power_of_2(rows), triton.next_power_of_2(parts * children)
+    sizes = (parts, level, level * form.width, begins, nodes.tokens.shape[1], batch * form.width)
+    _grow_kernel[(batch,)](
+        *(keys, sums, sprout.ids, *nodes, numbers, path, *feeding[:5], states, fields, paths, given, grown),
+        *(*sizes, pages.stride(0), len(pages) - 1, sprout.longest, states.stride(0)),
+        ROWS=rows,
+        LANES=lanes,
+        CHILDREN=children,
+        KIDS=triton.next_power_of_2(children),
+        WIDTH=form.width,
+        SIZE=feeding.block_size,
+        PARTS=triton.next_power_of_2(parts),
+        KEYS=many,
+        DEPTH=triton.next_power_of_2(level + 1),
+        STATE=states.shape[1],
+        WIDE=triton.next_power_of_2(states.shape[1]),
+        PDL=PDL,
+        **launching(4 if lanes * many <= MANY else 16),
+    )
+
+
+def _keep(nodes: _Nodes, most: Tensor, form: Growing) -> Drafts:
+    (batch, many), keep = nodes.tokens.shape, form.nodes
+    kept = torch.empty((batch, keep), dtype=torch.int64, device=most.device)
+    above, counts = torch.empty_like(kept), torch.empty_like(most)
+    _keep_kernel[(batch,)](
+        *(*nodes, most, kept, above, counts),
+        DRAWN=many,
+        NODES=triton.next_power_of_2(many),
+        KEEP=keep,
+        KEPT=triton.next_power_of_2(keep),
+        TOGETHER=TOGETHER,
+        PDL=PDL,
+        **launching(4 if many <= 256 else 8),
+    )
+    return Drafts(kept, counts, above, form.levels)
