@@ -34,6 +34,8 @@ LEAST = 16  # pairs of a program at least: a tensor core's rows
 BRIEF = 2  # stages of programs with no more blocks than that
 # Of nodes' programs where there are more than run at once: three to a multiprocessor instead of two.
 CROWDED = {"num_stages": BRIEF, "maxnreg": 168}
+FEW_OWN = 32  # positions of a block at which rows may have keys of their own that stand side by side
+ROOM_OWN = 80 << 10  # bytes of such keys and values
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
 AHEAD = 64  # values a thread reads at once where chunks are merged
@@ -152,11 +154,14 @@ def _launch(
     kv_heads = shape["HEADS"] // shape["GROUP"]
     m, block, options = _config(tiles, shape, seen["TREE"], q.element_size())
     pairs = tiles.rows * shape["GROUP"]
-    own = 0
+    own = abreast = 0
     if seen["TREE"] and not tiles.long:
         own = max(1, m // shape["GROUP"])  # rows of a program, or one that several have a part of
         subs = -(-tiles.rows // own) * -(-shape["GROUP"] // m)
-    if not own or len(tiles.first) * subs * kv_heads > MOST_SHARED:
+        programs = len(tiles.first) * subs * (1 + own) * kv_heads
+        if programs * options["num_warps"] > WARPS:  # they would run one behind another
+            abreast = _abreast(m, min(FEW_OWN, block), seen["depth"], shape, q.element_size())
+    if not own or abreast or len(tiles.first) * subs * kv_heads > MOST_SHARED:
         own, subs = 0, -(-pairs // m)
     window = seen["WINDOW"]
     far = CHUNK if 0 < window <= EDGE else FAR_CHUNK  # a window sees few chunks: all are small
@@ -187,7 +192,8 @@ def _launch(
         q_stride=q.stride(0), k_stride=keys.stride(0), k_head=keys.stride(1),
         v_stride=values.stride(0), v_head=values.stride(1),
         subs=subs, splits=splits, chunks=chunks, tile_rows=tiles.rows if room < q.shape[0] else 0,
-        BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block, M=m, FEW=few, OWN=own,
+        BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block,
+        M=m, FEW=few, OWN=own, ABREAST=abreast, FEW_OWN=min(FEW_OWN, block),
         AHEAD=max(2, min(32, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
         FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
         SPLIT=splits > 1, SMALL=all(len(part) * part.stride(0) < SMALL for part in layer), PDL=PDL,
@@ -252,6 +258,15 @@ def _shape(look: Look, latent: bool) -> dict[str, Any]:
         "factor": (look.scale if cap is None else cap) * LOG2E,
         "inner": 0.0 if cap is None else 2 * LOG2E * look.scale / cap,
     }
+
+
+def _abreast(m: int, positions: int, depth: int, shape: dict[str, Any], size: int) -> int:
+    """At most how many rows a program has, a power of two, if all of their own keys can stand side by side; else 0."""
+    group = shape["GROUP"]
+    rows = max(1, m // group) if m % group == 0 or group % m == 0 else (m - 2) // group + 2
+    rows = 1 << (rows - 1).bit_length()
+    room = rows * positions * (shape["MAIN_PAD"] + shape["TAIL_PAD"] + shape["WIDE_PAD"]) * size
+    return rows if depth + looking.ADDED.value - 1 <= positions and room <= ROOM_OWN else 0
 
 
 def _leaves_room(tiles: Tiles, shape: dict[str, Any]) -> bool:

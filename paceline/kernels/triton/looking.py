@@ -16,10 +16,12 @@ import triton
 import triton.language as tl
 
 from paceline.kernels.triton.chunks import chunks_below, first_block, items, nth
-from paceline.kernels.triton.device import begin, prefetch
+from paceline.kernels.triton.device import begin
+from paceline.kernels.triton.seeing import ask, bounds, fetch, members, own_rows, row_of, rows_seen_by, within
 
 COLUMNS = tl.constexpr(8)  # of ones, all of which hold the same sum: the narrowest product, and waits for no wider one
 NOWHERE = tl.constexpr(1 << 30)  # behind every position
+ADDED = tl.constexpr(16)  # products that a tensor core adds at a time
 
 
 @triton.jit
@@ -40,47 +42,17 @@ def bend(s, inner, CAPPED: tl.constexpr):
 
 
 @triton.jit
+def rise(top, m, factor):
+    """The new m where a block's largest scores are `top`, and the same for those that saw nothing yet."""
+    new = tl.maximum(m, top * factor)
+    return new, tl.where(new == float("-inf"), 0.0, new)
+
+
+@triton.jit
 def soften(s, m, factor):
     """Masked scores [M, BLOCK] → p, the new m, and what scales all that came before."""
-    new = tl.maximum(m, tl.max(s, 1) * factor)
-    safe = tl.where(new == float("-inf"), 0.0, new)
+    new, safe = rise(tl.max(s, 1), m, factor)
     return tl.exp2(tl.fma(s, factor, -safe[:, None])), new, tl.exp2(m - safe)
-
-
-@triton.jit
-def fetch(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """[rows, PADDED] of a cache part, zeros where not ok (None: all are) and behind WIDTH: 0 · NaN is NaN."""
-    d = tl.arange(0, PADDED)
-    pointers = base + (rows[:, None] * stride + d[None, :])
-    if ok is None:
-        if WIDTH == PADDED:
-            values = tl.load(pointers)
-        else:
-            values = tl.load(pointers, mask=(d < WIDTH)[None, :], other=0.0)
-    else:
-        values = tl.load(pointers, mask=ok[:, None] & (d < WIDTH)[None, :], other=0.0)
-    return values
-
-
-@triton.jit
-def ask(base, rows, stride, WIDTH: tl.constexpr):
-    """For all lines of so many values of 16 bits."""
-    for line in tl.static_range((WIDTH + 63) // 64):
-        prefetch(base + rows * stride + line * 64)
-
-
-@triton.jit
-def row_of(page, line, PAGE: tl.constexpr, SMALL: tl.constexpr):
-    """A line's row of the cache, which is on that page; SMALL: no value of a head is further off than 2^31."""
-    if SMALL:
-        page = page.to(tl.int32)
-    return page * PAGE + (line % PAGE).to(tl.int32)
-
-
-@triton.jit
-def within(line, lo, hi):
-    """Lines that all rows share; outside of lo … hi the nearest within, so that no copy needs a mask."""
-    return tl.maximum(tl.minimum(line, hi), lo).to(tl.uint32)  # divided by a shift
 
 
 @triton.jit
@@ -155,65 +127,6 @@ def gather(
     write(out_at, at, ok, total, acc, WIDE)
 
 
-@triton.jit
-def bounds(
-    ends, firsts, t, ok, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, OLD: tl.constexpr = False
-):
-    """The lowest and the last position that rows t see."""
-    CACHE: tl.constexpr = ".cg" if OLD else ""
-    last = tl.load(ends + t, mask=ok, other=END - 1, cache_modifier=CACHE).to(tl.int32) - END
-    lowest = last * 0
-    if FIRST:
-        lowest = tl.load(firsts + t, mask=ok, other=0, cache_modifier=CACHE).to(tl.int32)
-    if WINDOW > 0:
-        lowest = tl.maximum(lowest, last - WINDOW + 1)
-    return lowest, last
-
-
-@triton.jit
-def members(sub, lane, count, GROUP: tl.constexpr, M: tl.constexpr, OWN: tl.constexpr):
-    """Which rows of a tile, and which heads of the group, a program's pairs are, and whether they are there.
-
-    OWN: it has so many whole rows, or a part of one; 0: rows go on in the next program.
-    """
-    if OWN == 0:
-        pair = sub * M + lane
-        row, part = pair // GROUP, pair % GROUP
-        ok = row < count
-    else:
-        PARTS: tl.constexpr = (GROUP + M - 1) // M
-        row, part = sub // PARTS * OWN + lane // GROUP, sub % PARTS * M + lane % GROUP
-        ok = (row < count) & (part < GROUP) & (lane // GROUP < OWN)
-    return row, part, ok
-
-
-@triton.jit
-def own_rows(
-    path, table, t, lowest, last, base, p_at, depth, path_stride,
-    PAGE: tl.constexpr, SMALL: tl.constexpr, OLD: tl.constexpr = False,
-):  # fmt: skip
-    """Where row t finds positions p_at, and which of them it sees: its ancestors have places of their own."""
-    CACHE: tl.constexpr = ".cg" if OLD else ""
-    d = p_at - base
-    there = (p_at >= lowest) & (p_at <= last)
-    at = path + t * path_stride + d
-    node = tl.load(at, mask=there & (d >= 0) & (d < depth), other=-1, cache_modifier=CACHE).to(tl.int32)
-    there = there & ((d < 0) | (node >= 0))
-    line = tl.where(d < 0, p_at, base + node).to(tl.uint32)
-    return row_of(tl.load(table + line // PAGE, mask=there, other=0, cache_modifier=CACHE), line, PAGE, SMALL), there
-
-
-@triton.jit
-def rows_seen_by(
-    ends, firsts, bases, path, table, t, ok, p_at, depth, path_stride,
-    PAGE: tl.constexpr, SMALL: tl.constexpr, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
-    """`own_rows` of a row of which nothing is known yet."""
-    lowest, last = bounds(ends, firsts, t, ok, END, FIRST, WINDOW)
-    base = tl.load(bases + t).to(tl.int32)
-    return own_rows(path, table, t, lowest, last, base, p_at, depth, path_stride, PAGE, SMALL)
-
-
 @triton.jit(do_not_specialize=["subs", "splits", "chunks", "tile_rows", "depth", "path_stride", "table_stride"])
 def look(
     q_at, k_at, v_at, out_at, partial, stats, arrivals,
@@ -226,6 +139,8 @@ def look(
     M: tl.constexpr, FEW: tl.constexpr, AHEAD: tl.constexpr,
     END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREE: tl.constexpr,
     OWN: tl.constexpr,  # rows of a program whose chunks with keys of their own have programs of their own; 0: none
+    ABREAST: tl.constexpr,  # no program has so many rows, and their own keys stand side by side; 0: in turn
+    FEW_OWN: tl.constexpr,  # positions in a block at which a row may have keys of its own, then
     SPLIT: tl.constexpr,  # chunks are left for another program; else merged here
     LATENT: tl.constexpr, SMALL: tl.constexpr,
     OLD: tl.constexpr,  # what rows see was written before the last product: it is read before the last kernel ends
@@ -235,7 +150,9 @@ def look(
     """A program: M neighbours among a tile's (row, query head) pairs of one kv head, against a share of the chunks.
 
     In a tree rows share the chunks in front of the first node. With OWN the others are looked at by programs of one
-    row each (`alone`), which have the same pairs and keep that row's; otherwise by this one, row after row.
+    row each (`alone`), which have the same pairs and keep that row's; otherwise by this one: what comes before the
+    nodes for all rows, and behind it all rows' own keys in one product, of which each keeps its own (ABREAST; what is
+    no number reaches all of them, as in a chain); or row after row.
     """
     if not OLD:
         begin(PDL)
@@ -390,6 +307,50 @@ def look(
             p = p.to(q.dtype)
             sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
             acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
+    elif TREE and ABREAST > 0:
+        nodes_at = tl.min(tl.where(last >= base, base, NOWHERE))
+        c = tl.arange(0, ABREAST * FEW_OWN)
+        whose, lone = row_begin + c // FEW_OWN, first + row_begin + c // FEW_OWN
+        whose_lowest, whose_last = bounds(ends, firsts, lone, whose < count, END, FIRST, WINDOW)
+        whose_base = tl.load(bases + lone, mask=whose < count, other=NOWHERE).to(tl.int32)
+        own_ones = tl.full((ABREAST * FEW_OWN, COLUMNS), 1.0, tl.float32).to(q.dtype)
+        for item in tl.range(tl.maximum(skipped, num_shared), num_items, num_stages=1):
+            block, chunk, inside = nth(item, chunk0, far0, shares, PER, EDGE, FAR)
+            p_at = block * BLOCK + n
+            if (inside == 0) & (item > 0):
+                m, sums, acc, seen_m, seen_total, seen = turn(
+                    partial, stats, left_at, chunk - shares, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
+                    WIDE, SPLIT, WINDOW,
+                )  # fmt: skip
+            # Sums are those of a block that is looked at as a whole, if what comes first is all that is added at once.
+            edge = tl.maximum(nodes_at // ADDED * ADDED, block * BLOCK)
+            edge = tl.minimum(edge, block * BLOCK + BLOCK - FEW_OWN)
+            line, there = within(p_at, lo, hi), (p_at >= lo) & (p_at < edge)
+            rows = row_of(tl.load(table + line // PAGE), line, PAGE, SMALL)
+            own_at, own_there = own_rows(
+                path, table, lone, whose_lowest, whose_last, whose_base, edge + c % FEW_OWN, depth, path_stride,
+                PAGE, SMALL,
+            )  # fmt: skip
+            k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+            own_k = fetch(k_at + MAIN_AT, own_at, k_stride, own_there, MAIN, MAIN_PAD)
+            if LATENT:
+                v, own_v = k, own_k
+            else:
+                v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
+                own_v = fetch(v_at, own_at, v_stride, own_there, WIDE, WIDE_PAD)
+            s = bend(score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED)
+            s = tl.where(there & (p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
+            own = score(q, q_tail, own_k, k_at + TAIL_AT, own_at, k_stride, own_there, TAIL, TAIL_PAD)
+            own = tl.where((row[:, None] == whose) & own_there, bend(own, inner, CAPPED), float("-inf"))
+            new, safe = rise(tl.maximum(tl.max(s, 1), tl.max(own, 1)), m, factor)
+            p = tl.exp2(tl.fma(s, factor, -safe[:, None])).to(q.dtype)
+            own_p = tl.exp2(tl.fma(own, factor, -safe[:, None])).to(q.dtype)
+            alpha = tl.exp2(m - safe)[:, None]
+            sums = tl.dot(p, ones, sums * alpha, input_precision="ieee")
+            sums = tl.dot(own_p, own_ones, sums, input_precision="ieee")
+            acc = tl.dot(p, v.to(q.dtype), acc * alpha, input_precision="ieee")
+            acc = tl.dot(own_p, own_v.to(q.dtype), acc, input_precision="ieee")
+            m = new
     elif TREE:
         row_end = tl.minimum((sub * M + M - 1) // GROUP + 1, count)
         for item in range(tl.maximum(skipped, num_shared), num_items):

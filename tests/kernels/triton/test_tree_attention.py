@@ -23,10 +23,13 @@ class Same:
 
     deepest = (0, 2, 4, 5)  # the nodes of BRANCHES' longest branch
 
-    def __init__(self, module: Any, device: torch.device, dtype: torch.dtype, heads: Heads = ONE) -> None:
+    def __init__(
+        self, module: Any, device: torch.device, dtype: torch.dtype, heads: Heads = ONE, start: int | None = None
+    ) -> None:
         self.module, self.heads = module, heads
         # In float32 the order of merging shows, hence more chunks; rounded to 16 bits it would not.
-        start, exact = 110 if dtype == torch.float32 else 46, device.type == "cpu"
+        start = start or (110 if dtype == torch.float32 else 46)
+        exact = device.type == "cpu"
         self.tree = lay([Rows(start, parents=BRANCHES), Rows(0)], device)
         self.q, self.cache = fill(self.tree, self.heads, dtype, exact)
         self.chain = lay([Rows(0), Rows(start - 2, 2 + len(self.deepest))], device)  # under the same pages
@@ -114,6 +117,61 @@ def test_more_programs_than_run_at_once_take_fewer_registers_and_change_no_bit(
     assert registers == [attention.CROWDED["maxnreg"]]
 
 
+@pytest.fixture
+def crowded(attention: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module where there are always more programs than run at once, and what each launch of it was given."""
+    for name, value in (("BLOCKS", (64, 64)), ("CHUNK", 64), ("EDGE", 64), ("FAR_CHUNK", 128)):
+        monkeypatch.setattr(attention, name, value)
+    given = list[dict[str, Any]]()
+    watch(monkeypatch, attention, given.append)
+    attention.given = given
+    yield attention
+    del attention.given
+
+
+def spread(module: Any, monkeypatch: pytest.MonkeyPatch, look: Any) -> Tensor:
+    """The same by programs of one row each."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "WARPS", 1 << 20)
+        found: Tensor = look()
+    assert module.given[-1]["OWN"] and not module.given[-1]["ABREAST"]
+    return found
+
+
+@pytest.mark.parametrize("heads", [ONE, Heads(3, 1, 16), Heads(12, 2, 16), Heads(20, 1, 24)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_crowds_rows_look_at_their_own_keys_abreast_and_no_bit_changes(
+    crowded: Any, device: torch.device, dtype: torch.dtype, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever in a block the nodes begin, and where they go on in the next one, in the same chunk and another."""
+    monkeypatch.setattr(crowded, "WARPS", 1)
+    for start, splits in ((33, 1), (48, 2), (63, 1), (64, 3), (79, 1), (126, 2), (95, 1)):
+        same = Same(crowded, device, dtype, heads, start)
+        look = {"window": 41, "softcap": 2.0} if start in (64, 126) else {}
+        chunk = same.attend(same.chain_q, same.chain, 16, 1, **look)
+        tree = same.attend(same.q, same.tree, 16, splits, **look)
+        assert crowded.given[-1]["ABREAST"] and not crowded.given[-1]["OWN"]
+        alone = spread(crowded, monkeypatch, lambda: same.attend(same.q, same.tree, 16, 1, **look))  # noqa: B023
+        assert torch.equal(tree, alone), start
+        assert all(torch.equal(tree[1 + node], chunk[3 + depth]) for depth, node in enumerate(same.deepest)), start
+        wanted = dense(same.q, same.cache, same.tree, heads, 0.3, **look)
+        assert (tree.double() - wanted).abs().max() <= (2e-2 if dtype == torch.bfloat16 else 2e-6)
+    assert not crowded._arrivals(device).any()
+
+
+def test_deep_trees_and_wide_heads_are_looked_at_by_programs_of_one_row_in_a_crowd_too(
+    crowded: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crowded, "WARPS", 1)
+    deep, wide = tuple(range(-1, 17)), Heads(1, 1, 128)
+    for parents, heads, abreast in ((deep, ONE, 0), (deep[:-1], ONE, 8), (BRANCHES, wide, 0)):
+        layout = lay([Rows(40, parents=parents), Rows(9, parents=BRANCHES)], device)
+        q, cache = fill(layout, heads, torch.bfloat16, exact=False)
+        found = crowded.attend(q, cache, layout, tiles(crowded, layout, 20), crowded.Look(heads, 0.3))
+        assert crowded.given[-1]["ABREAST"] == abreast and bool(crowded.given[-1]["OWN"]) != bool(abreast)
+        assert (found.double() - dense(q, cache, layout, heads, 0.3)).abs().max() <= 2e-2
+
+
 def test_what_a_node_holds_reaches_only_those_who_see_it(attention: Any, device: torch.device) -> None:
     same = Same(attention, device, torch.bfloat16)
     wanted = same.attend(same.q, same.tree, 16, 2)
@@ -157,10 +215,14 @@ def test_a_cache_of_any_size_is_read_the_same(
 
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("heads", [Heads(3, 1, 16), Heads(17, 1, 16)], ids=str)
+@pytest.mark.parametrize("crowd", [False, True])
 def test_nodes_that_a_sequence_did_not_get_keep_no_program_waiting(
-    attention: Any, device: torch.device, heads: Heads, splits: int, monkeypatch: pytest.MonkeyPatch
+    attention: Any, device: torch.device, heads: Heads, splits: int, crowd: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every place that is merged was written, and every tile's programs are counted to the end."""
+    if crowd:
+        for name, value in (("BLOCKS", (32, 32)), ("CHUNK", 32), ("FAR_CHUNK", 64), ("WARPS", 1)):
+            monkeypatch.setattr(attention, name, value)
     watch(
         monkeypatch, attention, lambda given: [given[name].fill_(torch.nan) for name in ("partial", "stats", "out_at")]
     )

@@ -1,0 +1,103 @@
+"""What attention's rows see, and where in the cache it lies. Device code; knows no scores."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from paceline.kernels.triton.device import prefetch
+
+
+@triton.jit
+def fetch(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """[rows, PADDED] of a cache part, zeros where not ok (None: all are) and behind WIDTH: 0 · NaN is NaN."""
+    d = tl.arange(0, PADDED)
+    pointers = base + (rows[:, None] * stride + d[None, :])
+    if ok is None:
+        if WIDTH == PADDED:
+            values = tl.load(pointers)
+        else:
+            values = tl.load(pointers, mask=(d < WIDTH)[None, :], other=0.0)
+    else:
+        values = tl.load(pointers, mask=ok[:, None] & (d < WIDTH)[None, :], other=0.0)
+    return values
+
+
+@triton.jit
+def ask(base, rows, stride, WIDTH: tl.constexpr):
+    """For all lines of so many values of 16 bits."""
+    for line in tl.static_range((WIDTH + 63) // 64):
+        prefetch(base + rows * stride + line * 64)
+
+
+@triton.jit
+def row_of(page, line, PAGE: tl.constexpr, SMALL: tl.constexpr):
+    """A line's row of the cache, which is on that page; SMALL: no value of a head is further off than 2^31."""
+    if SMALL:
+        page = page.to(tl.int32)
+    return page * PAGE + (line % PAGE).to(tl.int32)
+
+
+@triton.jit
+def within(line, lo, hi):
+    """Lines that all rows share; outside of lo … hi the nearest within, so that no copy needs a mask."""
+    return tl.maximum(tl.minimum(line, hi), lo).to(tl.uint32)  # divided by a shift
+
+
+@triton.jit
+def bounds(
+    ends, firsts, t, ok, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, OLD: tl.constexpr = False
+):
+    """The lowest and the last position that rows t see."""
+    CACHE: tl.constexpr = ".cg" if OLD else ""
+    last = tl.load(ends + t, mask=ok, other=END - 1, cache_modifier=CACHE).to(tl.int32) - END
+    lowest = last * 0
+    if FIRST:
+        lowest = tl.load(firsts + t, mask=ok, other=0, cache_modifier=CACHE).to(tl.int32)
+    if WINDOW > 0:
+        lowest = tl.maximum(lowest, last - WINDOW + 1)
+    return lowest, last
+
+
+@triton.jit
+def members(sub, lane, count, GROUP: tl.constexpr, M: tl.constexpr, OWN: tl.constexpr):
+    """Which rows of a tile, and which heads of the group, a program's pairs are, and whether they are there.
+
+    OWN: it has so many whole rows, or a part of one; 0: rows go on in the next program.
+    """
+    if OWN == 0:
+        pair = sub * M + lane
+        row, part = pair // GROUP, pair % GROUP
+        ok = row < count
+    else:
+        PARTS: tl.constexpr = (GROUP + M - 1) // M
+        row, part = sub // PARTS * OWN + lane // GROUP, sub % PARTS * M + lane % GROUP
+        ok = (row < count) & (part < GROUP) & (lane // GROUP < OWN)
+    return row, part, ok
+
+
+@triton.jit
+def own_rows(
+    path, table, t, lowest, last, base, p_at, depth, path_stride,
+    PAGE: tl.constexpr, SMALL: tl.constexpr, OLD: tl.constexpr = False,
+):  # fmt: skip
+    """Where row t finds positions p_at, and which of them it sees: its ancestors have places of their own."""
+    CACHE: tl.constexpr = ".cg" if OLD else ""
+    d = p_at - base
+    there = (p_at >= lowest) & (p_at <= last)
+    at = path + t * path_stride + d
+    node = tl.load(at, mask=there & (d >= 0) & (d < depth), other=-1, cache_modifier=CACHE).to(tl.int32)
+    there = there & ((d < 0) | (node >= 0))
+    line = tl.where(d < 0, p_at, base + node).to(tl.uint32)
+    return row_of(tl.load(table + line // PAGE, mask=there, other=0, cache_modifier=CACHE), line, PAGE, SMALL), there
+
+
+@triton.jit
+def rows_seen_by(
+    ends, firsts, bases, path, table, t, ok, p_at, depth, path_stride,
+    PAGE: tl.constexpr, SMALL: tl.constexpr, END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """`own_rows` of a row of which nothing is known yet."""
+    lowest, last = bounds(ends, firsts, t, ok, END, FIRST, WINDOW)
+    base = tl.load(bases + t).to(tl.int32)
+    return own_rows(path, table, t, lowest, last, base, p_at, depth, path_stride, PAGE, SMALL)
