@@ -188,38 +188,44 @@ def one_tile(layout: Layout, row: int, rows: int, splits: int) -> list[Tiles]:
 
 
 def check(heads: Heads) -> dict[str, Any]:
-    """Rows of a chunk that had other bits alone, in other tiles, with other splits or as a branch; how far off all are.
-
-    The tree's nodes 0, 2, 4, … are the chunk's rows, the nodes between are somebody else.
-    """
+    """Rows of a chunk that had other bits alone, in other tiles, with other splits or as nodes; how far off all are."""
     start, count = 5490, 48  # behind the edge where chunks grow
     look = Look(heads, heads.head_dim**-0.5)
     chunk = lay([Rows(start, count)])
-    parents = tuple(-1 if node < 2 else node - 2 for node in range(2 * count))
-    tree = lay([Rows(start, parents=parents)])
-    (keys, values), (tree_keys, tree_values) = make_caches(chunk, heads, 1)[0], make_caches(tree, heads, 1)[0]
+    cache = make_caches(chunk, heads, 1)[0]
     line = torch.arange(start + count, device="cuda")
     slot = torch.zeros_like(line)
     here = cache_rows(chunk, slot, line)
-    there = cache_rows(tree, slot, torch.where(line < start, line, start + 2 * (line - start)))
-    tree_keys[there], tree_values[there] = keys[here], values[here]
     q = torch.randn(count, heads.num_heads * heads.head_dim, device="cuda", dtype=torch.bfloat16)
-    tree_q = torch.randn(len(tree.slots), q.shape[1], device="cuda", dtype=torch.bfloat16)
-    tree_q[1::2] = q
-    cache, tree_cache = (keys, values), (tree_keys, tree_values)
     whole = attend(q, cache, chunk, one_tile(chunk, 0, count, 1), look)
+
+    def as_nodes(begin: int, splits: int) -> Tensor:
+        """The rows from `begin` on as nodes 0, 2, 4, … of a tree; the nodes between are somebody else."""
+        first, nodes = start + begin, 2 * (count - begin)
+        tree = lay([Rows(first, parents=tuple(-1 if node < 2 else node - 2 for node in range(nodes)))])
+        tree_cache = make_caches(tree, heads, 1)[0]
+        there = cache_rows(tree, slot, torch.where(line < first, line, first + 2 * (line - first)))
+        for part, tree_part in zip(cache, tree_cache):
+            tree_part[there] = part[here]
+        tree_q = torch.randn(1 + nodes, q.shape[1], device="cuda", dtype=torch.bfloat16)
+        tree_q[1::2] = q[begin:]
+        found = attend(tree_q, tree_cache, tree, one_tile(tree, 0, 1 + nodes, splits), look)
+        return torch.cat([whole[:begin], found[1::2]])
+
     others = {f"{splits} splits": attend(q, cache, chunk, one_tile(chunk, 0, count, splits), look) for splits in (2, 5)}
     for rows, splits in ((1, 1), (1, 3), (4, 1), (8, 2), (16, 1)):
         parts = [one_tile(chunk, row, rows, splits) for row in range(0, count, rows)]
         each = [attend(q, cache, chunk, part, look)[i * rows : (i + 1) * rows] for i, part in enumerate(parts)]
         others[f"tiles of {rows}, {splits} splits"] = torch.cat(each)
-    for splits in (1, 3):
-        found = attend(tree_q, tree_cache, tree, one_tile(tree, 0, 1 + 2 * count, splits), look)
-        others[f"nodes of a tree, {splits} splits"] = found[1::2]
+    others |= {f"nodes of a tree, {splits} splits": as_nodes(0, splits) for splits in (1, 3)}
+    usual, attention.WARPS = attention.WARPS, 1
+    others |= {f"nodes in a crowd, from {begin} on": as_nodes(begin, 1) for begin in range(count - 16, count)}
+    attention.WARPS = usual
+    keys, values = (part[here] for part in cache)
     return {
         "rows": count,
         "rows_with_other_bits": {name: int((found != whole).any(1).sum()) for name, found in others.items()},
-        "largest_error": float((whole.double() - exactly(q, keys[here], values[here], heads)).abs().max()),
+        "largest_error": float((whole.double() - exactly(q, keys, values, heads)).abs().max()),
     }
 
 

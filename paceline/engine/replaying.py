@@ -189,7 +189,7 @@ class ReplayingRunner(DeviceRunner):
         open, told = key.kind is None, self.listener is not None and not self.listener.on_device
         out, nothing = made.out, torch.empty(0)
         tapped = out.tapped if open or told else None
-        out = Hidden(nothing, tapped, out.logits if key.logits else None, out.best if open else None)
+        out = Hidden(nothing, tapped, out.logits if key.logits else None)
         drawn = made.proposal.probs is not None and not open
         return made._replace(proposal=replace(made.proposal, probs=None) if drawn else made.proposal, out=out)
 

@@ -95,7 +95,7 @@ class Frame(Places):
 
     @property
     def roots(self) -> Tensor:
-        return self.sampled[self.index[:, 0]]
+        return self.sampled.view(self.index.shape)[:, 0]  # a view: every seat has its own sampled rows
 
     @property
     def sampled_owner(self) -> Tensor:

@@ -100,16 +100,19 @@ def pick(table: Tensor, ids: Tensor) -> Tensor:
 
 @triton.jit(do_not_specialize=["depth"], do_not_specialize_on_alignment=["source", "target"])
 def _move_kernel(
-    part, source, target, depth, layer_stride, row_stride, head_stride, WIDTH: tl.constexpr, WIDE: tl.constexpr,
-    DEPTH: tl.constexpr, PDL: tl.constexpr,
+    part, other, source, target, depth, layers, layer_stride, row_stride, head_stride, WIDTH: tl.constexpr,
+    WIDE: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program has one head of one layer, and all rows of one sequence."""
+    """A program has one head of one layer's part, or of its other one, and all rows of one sequence."""
     begin(PDL, True)
     of, layer, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     place, column = tl.arange(0, DEPTH), tl.arange(0, WIDE)
     here = tl.load(source + of * depth + place, place < depth, 0)
     there = tl.load(target + of * depth + place, place < depth, 0)
     moved = ((place < depth) & (here != there))[:, None] & (column < WIDTH)[None, :]
+    if other is not None:  # noqa: SIM102 (known when it is compiled; the next is not)
+        if layer >= layers:
+            part, layer = other, layer - layers
     part += layer * layer_stride + head * head_stride + column[None, :]
     values = tl.load(part + here[:, None] * row_stride, moved)
     tl.debug_barrier()  # all are read before any is written
@@ -117,23 +120,34 @@ def _move_kernel(
 
 
 def move(caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
-    """Rows source [B, D] of all layers to target [B, D], a sequence's own; a launch for each part of layers alike."""
+    """Rows source [B, D] of all layers to target [B, D], a sequence's own; a launch for layers alike if parts are."""
     if not source.numel():
         return
     source, target = source.contiguous(), target.contiguous()
     batch, depth = source.shape if source.dim() == 2 else (1, len(source))
     for _, alike in groupby(caches, key=lambda layer: [(part.shape, part.stride(), part.dtype) for part in layer]):
-        for parts in zip(*alike):
-            for first, count, apart in _evenly(parts):
-                _, heads, width = first.shape
-                _move_kernel[(batch, count, heads)](
-                    *(first, source, target, depth, apart, first.stride(0), first.stride(1)),
-                    WIDTH=width,
-                    WIDE=triton.next_power_of_2(width),
-                    DEPTH=triton.next_power_of_2(depth),
-                    PDL=PDL,
-                    **launching(4 if depth * width <= 4096 else 8),
-                )
+        for first, other, count, apart in _paired([run for parts in zip(*alike) for run in _evenly(parts)]):
+            _, heads, width = first.shape
+            _move_kernel[(batch, count if other is None else 2 * count, heads)](
+                *(first, other, source, target, depth, count, apart, first.stride(0), first.stride(1)),
+                WIDTH=width,
+                WIDE=triton.next_power_of_2(width),
+                DEPTH=triton.next_power_of_2(depth),
+                PDL=PDL,
+                **launching(4 if depth * width <= 4096 else 8),
+            )
+
+
+def _paired(runs: Sequence[tuple[Tensor, int, int]]) -> Iterator[tuple[Tensor, Tensor | None, int, int]]:
+    """Two runs in one, where there are two that are alike: keys and values mostly are."""
+    if len(runs) == 2 and runs[0][1:] == runs[1][1:] and _alike(runs[0][0], runs[1][0]):
+        yield runs[0][0], runs[1][0], *runs[0][1:]
+    else:
+        yield from ((first, None, count, apart) for first, count, apart in runs)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
 
 
 def _evenly(parts: Sequence[Tensor]) -> Iterator[tuple[Tensor, int, int]]:

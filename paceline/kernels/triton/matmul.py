@@ -67,13 +67,19 @@ def logits_best(
     x: Tensor, weight: Matrix, norm: Norm | None = None, picked: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`logits`, and [R] int64 the lowest id of each row's largest: -1 where none is above -inf or one is NaN."""
-    out, (values, ids) = logits_bests(x, weight, norm, picked)
+    out, bests = logits_bests(x, weight, norm, picked)
+    return out, best_of(bests)
+
+
+def best_of(bests: Bests) -> Tensor:
+    """[R] the best of each row, of what its blocks left."""
+    values, ids = bests
     rows, blocks = values.shape
-    best = torch.empty(rows, dtype=torch.int64, device=x.device)
+    best = torch.empty(rows, dtype=torch.int64, device=values.device)
     if rows:
         size = triton.next_power_of_2(blocks)
         product.find_best[(rows,)](values, ids, best, blocks, BLOCKS=size, PDL=PDL, **launching(4))
-    return out, best
+    return best
 
 
 def logits_bests(

@@ -47,7 +47,7 @@ from paceline.kernels.triton.compiling import compile_for
 from paceline.kernels.triton.device import INTERPRETED
 from paceline.kernels.triton.heads import HeadNorms
 from paceline.kernels.triton.int8 import Matrix, round_rows
-from paceline.kernels.triton.matmul import Norm, logits_best, logits_bests, matmul
+from paceline.kernels.triton.matmul import Bests, Norm, best_of, logits_bests, matmul
 from paceline.kernels.triton.matmul import logits as matmul_logits
 from paceline.kernels.triton.rounds import TritonRounds
 
@@ -271,14 +271,19 @@ def _tiles_of(spans: tuple[Span, ...], device: torch.device) -> list[Tiles]:
 
 
 class Late(Hidden):
-    """A result whose last norm went into the head's product: what the norm itself gives is made if it is asked for."""
+    """A result with logits. What the last norm gives, where it went into the head's product, and each row's best, which
+    is found in what that product left, are made if they are asked for."""
 
-    def __init__(self, final: Any, tapped: Tensor | None, logits: Tensor | None = None, best: Tensor | None = None):
-        self._final, self.tapped, self.logits, self.best = final, tapped, logits, best
+    def __init__(self, final: Any, tapped: Tensor | None, logits: Tensor, bests: Bests) -> None:
+        self._final, self.tapped, self.logits, self._bests = final, tapped, logits, bests
 
     @property
     def final(self) -> Tensor:  # type: ignore[override]
         return now(self._final)
+
+    @functools.cached_property
+    def best(self) -> Tensor:  # type: ignore[override]
+        return best_of(self._bests)
 
 
 class TritonOps(EagerOps):
@@ -313,13 +318,12 @@ class TritonOps(EagerOps):
     ) -> Hidden:
         f = self.forward(inputs, caches, taps)
         final = model.describe(f)
-        if head is None or FINAL in taps or not isinstance(final, Normed):
+        if head is None:
+            return f.finish(now(final))
+        if FINAL in taps or not isinstance(final, Normed):
             hidden = f.finish(now(final))
-            if head is not None:
-                hidden.logits, hidden.best = logits_best(hidden.final[head.rows], head.weight.data)
-            return hidden
-        best = logits_best(final.x, head.weight.data, final.norm, head.rows)
-        return Late(final, f.tapped(), *best)
+            return Late(hidden.final, hidden.tapped, *logits_bests(hidden.final[head.rows], head.weight.data))
+        return Late(final, f.tapped(), *logits_bests(final.x, head.weight.data, final.norm, head.rows))
 
     def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
         keeping.move(caches, source, target)

@@ -149,18 +149,18 @@ def walk(choices: Tensor, index: Tensor, trees: Trees, slots: Tensor | None, tab
 
 
 @triton.jit(
-    do_not_specialize=["depth", "row_stride", "places", "page_row", "null"],
+    do_not_specialize=["depth", "row_stride", "root_stride", "places", "page_row", "null"],
     do_not_specialize_on_alignment=["nodes", "roots", "slots", "positions", "pages", "out"],
 )
 def _moves_kernel(
-    nodes, roots, slots, positions, pages, out, depth, row_stride, places, page_row, null,
+    nodes, roots, slots, positions, pages, out, depth, row_stride, root_stride, places, page_row, null,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL, True)
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK).to(tl.int64)
     inside = place < depth
-    root = tl.load(roots + row)
+    root = tl.load(roots + row * root_stride)
     node = tl.load(nodes + row * row_stride + place, inside, -1)
     moved = (node >= 0) & (node != place)
     slot = tl.where(moved, tl.load(slots + root), null)
@@ -177,7 +177,7 @@ def moves(nodes: Tensor, roots: Tensor, layout: Layout) -> Tensor:
     batch, depth = nodes.shape
     out = torch.empty((2, batch, depth), dtype=torch.int64, device=nodes.device)
     pages, nodes = layout.page_table, nodes if nodes.stride(1) == 1 else nodes.contiguous()
-    numbers = (depth, nodes.stride(0), batch * depth, pages.stride(0), len(pages) - 1)
+    numbers = (depth, nodes.stride(0), roots.stride(0), batch * depth, pages.stride(0), len(pages) - 1)
     tensors = (nodes, roots, layout.slots, layout.positions, pages, out)
     sizes = {"SIZE": layout.block_size, "BLOCK": triton.next_power_of_2(max(depth, 1))}
     _moves_kernel[(batch,)](*tensors, *numbers, **sizes, PDL=PDL, **launching(1))
