@@ -12,6 +12,7 @@ This module knows nothing of scheduling, sampling or drafting.
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,6 +105,11 @@ class Slots:
         """As far as the host knows."""
         return int(self._counts.host[slot, _LENGTH])
 
+    def known_lengths(self, slots: list[int]) -> list[int]:
+        """The same of several."""
+        found: list[int] = self._counts.host[slots, _LENGTH].tolist()
+        return found
+
     def room(self, slot: int) -> int:
         """How many drafts in a row it has room for, as far as the host knows: the last token is the target's own."""
         return max(0, int(self._counts.host[slot, _LIMIT]) - self.length(slot) - 1)
@@ -130,11 +136,12 @@ class Slots:
         self.tokens.write(slot, 0, tokens)
         self._counts.write(slot, 0, (len(tokens), prompt_length, self.max_length if limit is None else limit))
 
-    def append(self, slot: int, tokens: list[int]) -> None:
+    def append(self, slots: list[int], tokens: list[list[int]]) -> None:
         """What a round has decided, now that the host has read it. Where tables are apart the device knew before."""
-        length = self.length(slot)
-        self.tokens.host[slot, length : length + len(tokens)] = tokens
-        self._counts.host[slot, _LENGTH] = length + len(tokens)
+        rows, counts = np.array(slots, dtype=np.int64), np.array(list(map(len, tokens)), dtype=np.int64)
+        lengths = self._counts.host[rows, _LENGTH]
+        self.tokens.host[rows.repeat(counts), _runs(lengths, counts)] = list(itertools.chain.from_iterable(tokens))
+        self._counts.host[rows, _LENGTH] = lengths + counts
 
     def commit(self, slots: Tensor, tokens: Tensor, counts: Tensor) -> None:
         """Append the first counts[b] of tokens [B, D] to slots [B], on the device, up to each sequence's limit."""
