@@ -101,7 +101,7 @@ class Plan:
     def wants_logprobs(self) -> bool:
         return any(one.params.logprobs is not None for one in self.sequences)
 
-    @cached_property
+    @property
     def wants_prompt_logprobs(self) -> bool:
         return any(one.wants_prompt_logprobs for one, start in zip(self.sequences, self.starts) if start is not None)
 
