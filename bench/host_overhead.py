@@ -1,11 +1,12 @@
 """What an engine step costs outside the model: a model that does next to nothing, so that the host's work is left.
 
     python bench/host_overhead.py [--steps 40] [--sequences 1 16 64 256]
-    python bench/host_overhead.py --captured
+    python bench/host_overhead.py --captured [--waiting]
 
 Prints microseconds per step and per sequence, plain and with drafters, and writes bench/results/host_overhead.json.
 captured: as on a GPU, one round ahead and replayed. A replay takes no time here and leaves tokens that nobody computed:
 what is measured is all the host does, but for what CUDA takes to launch a graph and a copy or two.
+waiting: all that `LLM.generate` does in a round, for callers who wait for the end and want no text.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.sampling.rules import find_rule
 from paceline.sampling.state import Words
 from paceline.sampling.verify import argmax
+from paceline.shared import Shared
 
 VOCABULARY, HIDDEN, BLOCK, LENGTH = 1000, 8, 16, 1024
 PERIOD = 8  # the fake model counts 0 … 7, 0 … within the eight of its last token, so lookup finds every draft
@@ -161,15 +163,18 @@ def build(count: int, drafter: Drafter | None, device: InstantDevice | None) -> 
     return engine
 
 
-def fill(engine: Engine, count: int, temperature: float) -> None:
+def fill(engine: Engine, count: int, temperature: float, waiting: bool) -> None:
     """`count` sequences with prompts of their own, all decoding when this returns."""
     params = SamplingParams(temperature=temperature, max_tokens=None, seed=0)
+    spoken = None if waiting else engine.target.tokenizer
     for number in range(count):
         first = number * PERIOD % (VOCABULARY - PERIOD)
         prompt = [first + (number + place) % PERIOD for place in range(24)]
-        text = Detokenizer(engine.target.tokenizer, prompt, (), include_stop=False, skip_special=True)
-        engine.add(Sequence(str(number), 0, list(prompt), len(prompt), params, number, Words([], []), text, LENGTH))
-    while engine.scheduler.waiting or any(sequence.num_left != 1 for sequence in engine.scheduler.running):
+        text = Detokenizer(spoken, prompt, (), include_stop=False, skip_special=True)
+        sequence = Sequence(str(number), 0, list(prompt), len(prompt), params, number, Words([], []), text, LENGTH)
+        sequence.watched = not waiting
+        engine.add(sequence)
+    while engine.scheduler.waiting or any(not sequence.num_output for sequence in engine.scheduler.running):
         engine.step()
     engine.take()
 
@@ -185,25 +190,32 @@ class Row:
     model_us: float
 
 
-def measure(count: int, kind: str, temperature: float, steps: int, captured: bool) -> Row:
+def measure(count: int, kind: str, temperature: float, steps: int, captured: bool, waiting: bool) -> Row:
     device = InstantDevice() if captured else None
     engine = build(count, make_drafter(kind), device)
-    fill(engine, count, temperature)
+    fill(engine, count, temperature, waiting)
+    callers = Shared()
+    callers.engine = engine
+
+    def turn() -> None:
+        if waiting:
+            callers._take_turn()
+        else:
+            engine.step()
+            engine.take()
+
     model = device or engine.target.model
     for _ in range(5):
-        engine.step()
-        engine.take()
-    times, models, tokens = [], [], 0
+        turn()
+    times, models, told = [], [], engine.stats.emitted
     for _ in range(steps):
         before, start = model.seconds, clock()
-        engine.step()
-        updates = engine.take()
+        turn()
         spent, inside = clock() - start, model.seconds - before
-        assert len(updates) == count, "every sequence takes part in every step"
+        assert len(engine.stats.recent[-1].met) == count, "every sequence takes part in every step"
         times.append(spent - inside)
         models.append(inside)
-        tokens += sum(len(update.tokens) for update in updates)
-    step = statistics.median(times) * 1e6
+    step, tokens = statistics.median(times) * 1e6, engine.stats.emitted - told
     return Row(kind, temperature, count, step, step / count, step * steps / tokens, statistics.median(models) * 1e6)
 
 
@@ -229,7 +241,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--captured", action="store_true")
-    parser.add_argument("--output", type=Path, help=f"default: {RESULTS.name}, or none with --captured")
+    parser.add_argument("--waiting", action="store_true")
+    parser.add_argument("--output", type=Path, help=f"default: {RESULTS.name}, or none with --captured or --waiting")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[Row] = []
@@ -238,13 +251,13 @@ def main() -> None:
     for kind in ("plain", "ngram", "head" if arguments.captured else "fixed"):
         for temperature in (0.0, 0.8):
             for count in arguments.sequences:
-                row = measure(count, kind, temperature, arguments.steps, arguments.captured)
+                row = measure(count, kind, temperature, arguments.steps, arguments.captured, arguments.waiting)
                 rows.append(row)
                 figures = (row.step_us, row.sequence_us, row.token_us, row.model_us)
                 print(f"{kind:8} {temperature:5g} {count:11} " + " ".join(f"{value:11.1f}" for value in figures))
     said = growth(rows)
     print("\n".join(said))
-    output = arguments.output or (None if arguments.captured else RESULTS)
+    output = arguments.output or (None if arguments.captured or arguments.waiting else RESULTS)
     if output is None:
         return
     data = {**machine.record(), "steps": arguments.steps, "rows": [vars(row) for row in rows], "growth": said}

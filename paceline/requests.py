@@ -41,11 +41,11 @@ def prepare(
     if params.max_tokens is not None:
         most = min(most, len(ids) + params.max_tokens)
     including, skipping = params.include_stop_str_in_output, params.skip_special_tokens
-    samples: list[Sequence] = []
+    samples, ends = list[Sequence](), frozenset((-1, *words.stops))
     for index in range(params.n):
         text = Detokenizer(spoken, ids, params.stop_strings, include_stop=including, skip_special=skipping)
         leader = samples[0] if samples else None
-        samples.append(Sequence(request_id, index, list(ids), len(ids), params, seed, words, text, most, leader))
+        samples.append(Sequence(request_id, index, list(ids), len(ids), params, seed, words, text, most, leader, ends))
     return samples
 
 

@@ -22,6 +22,7 @@ from paceline.engine.update import Update
 from paceline.errors import EngineError
 
 Box = Callable[[Update], None]  # where a request's updates go; called by whichever thread did the round
+NOWHERE: Box = deque[Update](maxlen=0).append  # of a request that nobody waits for
 LOOK_AGAIN = 1.0  # seconds: Ctrl-C may have struck whoever was to wake us
 
 
@@ -168,6 +169,7 @@ class Shared:
         if box is not None:
             self._boxes[request_id] = box
         for sample in samples:
+            sample.watched = box is not None
             if not (again and sample in self.engine.scheduler.waiting):
                 self.engine.add(sample)
 
@@ -188,7 +190,7 @@ class Shared:
         updates = self.engine.updates  # taken off one by one: what an interrupt leaves lying is told by the next round
         while updates:
             request_id, ended = updates[0][1].request_id, updates[0][1].finish_reason is not None
-            self._boxes.get(request_id, _nowhere)(updates.popleft()[1])
+            self._boxes.get(request_id, NOWHERE)(updates.popleft()[1])
             if not ended or any(other.request_id == request_id for _, other, _ in updates):
                 continue
             if all(sample.end_told for sample in self._live.get(request_id, ())):
@@ -210,7 +212,3 @@ class Shared:
 
     def _free(self) -> None:
         del self.engine
-
-
-def _nowhere(update: Update) -> None:
-    """The box of a request that nobody waits for."""

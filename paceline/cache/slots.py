@@ -34,6 +34,7 @@ class Table:
     def __init__(self, rows: int, columns: int, device: torch.device, apart: bool) -> None:
         shared = torch.zeros(rows, columns, dtype=torch.int64)
         self.host: Array = shared.numpy()
+        self.cells = self.host.data  # the same number by number: numpy takes many times as long for one
         self._apart = apart
         self.tensor = shared.clone().to(device) if apart else shared
         self._pending: list[tuple[int, int]] = []  # first place, row behind row, and how many
@@ -102,14 +103,19 @@ class Slots:
 
     def length(self, slot: int) -> int:
         """As far as the host knows."""
-        return int(self._counts.host[slot, _LENGTH])
+        return self._counts.cells[slot, _LENGTH]
+
+    def known_lengths(self, slots: list[int]) -> list[int]:
+        """The same of several."""
+        counts = self._counts.cells
+        return [counts[slot, _LENGTH] for slot in slots]
 
     def room(self, slot: int) -> int:
         """How many drafts in a row it has room for, as far as the host knows: the last token is the target's own."""
-        return max(0, int(self._counts.host[slot, _LIMIT]) - self.length(slot) - 1)
+        return max(0, self._counts.cells[slot, _LIMIT] - self.length(slot) - 1)
 
     def prompt_length(self, slot: int) -> int:
-        return int(self._counts.host[slot, _PROMPT])
+        return self._counts.cells[slot, _PROMPT]
 
     def longest(self, slots: list[int]) -> int:
         """No sequence in these slots is longer than this."""
@@ -130,11 +136,15 @@ class Slots:
         self.tokens.write(slot, 0, tokens)
         self._counts.write(slot, 0, (len(tokens), prompt_length, self.max_length if limit is None else limit))
 
-    def append(self, slot: int, tokens: list[int]) -> None:
+    def append(self, slots: list[int], tokens: list[list[int]]) -> None:
         """What a round has decided, now that the host has read it. Where tables are apart the device knew before."""
-        length = self.length(slot)
-        self.tokens.host[slot, length : length + len(tokens)] = tokens
-        self._counts.host[slot, _LENGTH] = length + len(tokens)
+        cells, counts = self.tokens.cells, self._counts.cells
+        for slot, own in zip(slots, tokens):
+            place = counts[slot, _LENGTH]
+            for token in own:
+                cells[slot, place] = token
+                place += 1
+            counts[slot, _LENGTH] = place
 
     def commit(self, slots: Tensor, tokens: Tensor, counts: Tensor) -> None:
         """Append the first counts[b] of tokens [B, D] to slots [B], on the device, up to each sequence's limit."""

@@ -103,13 +103,13 @@ class CachedDrafter(QuietDrafter):
         """So many positions are read, or will be by the round that comes: full pages are its own, and a later prefix
         hit may use them."""
         size, standing = self._cache.pool.block_size, self._standing[slot]
-        if standing.first is None:
-            return
         full = min(length, self._reach) // size
+        if standing.first is None or full <= standing.marked:
+            return
         for number in range(standing.marked, full):
             if number * size >= standing.first:
                 self._cache.pool.epochs[int(table.pages.host[slot, number])] = self._epoch
-        standing.marked = max(standing.marked, full)
+        standing.marked = full
 
     def step_batch(self, context: Context, tokens: Tensor, step: int, most: Tensor) -> Batch:
         """A row for each sequence: its own draft number `step` (1 the first), tokens [B], behind its newest token.
@@ -290,13 +290,16 @@ class StateReader(CachedDrafter):
         self._shown: set[int] = set()  # the same where the host knows it
 
     def note(self, rows: HostRows) -> None:
-        self._table = rows.table
-        for slot, start in zip(rows.slots, rows.starts):
-            if slot in self._standing:  # the pair of the token behind the last computed one is whole
-                self._mark(rows.table, slot, rows.table.length(slot) if start is None else start + 1)
+        self._table, size = rows.table, self._cache.pool.block_size
+        for slot, start, length in zip(rows.slots, rows.starts, rows.table.known_lengths(rows.slots)):
+            standing = self._standing.get(slot)
+            read = length if start is None else start + 1  # the pair of the token behind the last computed one is whole
+            if standing is not None and read // size > standing.marked:
+                self._mark(rows.table, slot, read)
         super().note(rows)
         for slot in rows.slots:
-            self._begin(rows.table, slot)
+            if self._standing[slot].first is None:
+                self._begin(rows.table, slot)
 
     def observe(self, seen: Observation) -> None:
         for batch, states in self._pair_batches(seen):

@@ -159,11 +159,12 @@ class Observation:
     def known(self) -> list[Known]:
         """What was kept of each sequence, where the host knows it all: without looking at a tensor."""
         assert not self.table.apart
-        decided, found = [] if self.verdict is None else self.verdict.read(), []
+        accepted: list[list[int]] = [] if self.verdict is None else self.verdict.read().nodes
+        found = []
         for number, (slot, span, (count, _)) in enumerate(
             zip(self.slot_list, self.batch.layout.spans, self.batch.places.shape)
         ):
-            start, nodes = span.reach - span.num_rows, decided[number].nodes if number < len(decided) else []
+            start, nodes = span.reach - span.num_rows, accepted[number] if number < len(accepted) else []
             kept = [*range(count), *(count + node for node in nodes)][: max(0, self.table.length(slot) - 1 - start)]
             found.append(Known(slot, start, [span.row + row for row in kept]))
         return found

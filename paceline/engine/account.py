@@ -12,12 +12,12 @@ from torch import Tensor
 
 from paceline.drafters.tree import Proposal
 from paceline.engine.sequence import Logprob, Provenance
-from paceline.sampling.verify import Decision
 
 if TYPE_CHECKING:
     from paceline.engine.round import Round
 
 Table = list[list[int]]
+Listed = Table | None  # None: not there
 
 
 @dataclass
@@ -32,38 +32,34 @@ class Drafted:
 
     @classmethod
     def of(cls, proposal: Proposal) -> Drafted:
-        def listed(tensor: Tensor | None) -> Table | None:
-            return None if tensor is None else tensor.tolist()
-
-        parents, scratch = (None, None) if proposal.chain else (listed(proposal.parents), listed(proposal.scratch))
-        return cls.read(proposal.names, proposal.size_list, parents, scratch, listed(proposal.origins))
+        trees = (None, None) if proposal.chain else (proposal.parents, proposal.scratch)
+        listed = (None if part is None else part.tolist() for part in (*trees, proposal.origins))
+        return cls.read(proposal.names, proposal.size_list, *listed)
 
     @classmethod
-    def read(
-        cls, names: tuple[str, ...], sizes: list[int], above: Table | None, scratch: Table | None, origins: Table | None
-    ) -> Drafted:
+    def read(cls, names: tuple[str, ...], sizes: list[int], above: Listed, scratch: Listed, origins: Listed) -> Drafted:
         """above: the parents of all nodes; None: chains."""
         if above is not None:
             return cls(*_read_trees(sizes, above, scratch), names, origins)
         return cls(sizes, sizes, None, names, origins)
 
-    def provenance(self, row: int, decision: Decision, number: int) -> list[Provenance]:
-        """Where each token of a decision came from, in its sequence's round of that number."""
-        result = []
-        for depth, node in enumerate(decision.nodes, start=1):
-            name = self.names[self.origins[row][node] if self.origins is not None else 0]
-            result.append(_provenance(name, "accepted", number, depth))
-        last = decision.nodes[-1] if decision.nodes else -1
+    def provenance(self, row: int, nodes: list[int], number: int) -> tuple[Provenance, ...]:
+        """Where these nodes' tokens came from, and the one more, in its sequence's round of that number."""
+        if not self.sizes[row]:
+            return _provenance((), "plain", number)
+        last = nodes[-1] if nodes else -1
         more = last + 1 < self.sizes[row] if self.parents is None else last in self.parents[row]
-        kind = "corrected" if more else "bonus" if decision.nodes else "plain"
-        result.append(_provenance(None, kind, number, len(decision.nodes) + 1))
-        return result
+        kind = "corrected" if more else "bonus"
+        if self.origins is None:
+            return _provenance(self.names[:1] * len(nodes), kind, number)
+        return _provenance(tuple([self.names[self.origins[row][node]] for node in nodes]), kind, number)
 
 
 @functools.lru_cache(maxsize=4096)
-def _provenance(drafter: str | None, kind: str, round: int, depth: int) -> Provenance:
+def _provenance(drafters: tuple[str, ...], kind: str, round: int) -> tuple[Provenance, ...]:
     """Made once: sequences that run side by side have the same by the hundred, and nobody changes one."""
-    return Provenance(drafter, kind, round, depth)
+    accepted = [Provenance(name, "accepted", round, depth) for depth, name in enumerate(drafters, start=1)]
+    return (*accepted, Provenance(None, kind, round, len(drafters) + 1))
 
 
 def _read_trees(
@@ -90,10 +86,10 @@ def _read_tree(real: tuple[int, ...], above: tuple[int, ...]) -> tuple[int, froz
     return max(depth.values()), frozenset(above[node] for node in real)
 
 
-def read_logprobs(round: Round, number: int, decision: Decision, kept: list[int], tokenizer: Any) -> None:
+def read_logprobs(round: Round, number: int, nodes: list[int], kept: list[int], tokenizer: Any) -> None:
     """Of the tokens a decision brought its sequence."""
     sequence = round.plan.sequences[number]
-    rows = round.logits_of(number)[[0, *(1 + node for node in decision.nodes)][: len(kept)]]
+    rows = round.logits_of(number)[[0, *(1 + node for node in nodes)][: len(kept)]]
     sequence.logprobs += logprobs_of(rows, kept, sequence.params.logprobs or 0, tokenizer)
 
 

@@ -10,30 +10,33 @@ NOTHING_LEFT = (
 )
 
 
-def append_tokens(sequence: Sequence, tokens: list[int], end_ids: frozenset[int]) -> list[int]:
+def append_tokens(sequence: Sequence, tokens: list[int]) -> list[int]:
     """Append until something ends the sequence; what comes after a stop was never there. Returns the tokens kept."""
-    params, known, push = sequence.params, sequence.tokens, sequence.detokenizer.push
-    chosen, ending = params.stop_token_ids or (), () if params.ignore_eos else end_ids
-    kept: list[int] = []
+    params, known, text, before = sequence.params, sequence.tokens, sequence.detokenizer, len(sequence.tokens)
+    if before + len(tokens) < sequence.max_length and sequence.ends.isdisjoint(tokens) and not text.stops:
+        known += tokens  # as nearly always: nothing can end it here
+        for token in tokens if not text.silent else ():
+            text.push(token)
+        return tokens
     for token in tokens:
         if token < 0:
             sequence.finish_reason = "error"
             sequence.error = sequence.words.fault_after(sequence.output) or NOTHING_LEFT.format(len(known))
             break
-        kept.append(token)
         known.append(token)
-        if token in chosen or token in ending:
-            sequence.finish_reason, sequence.stop_reason = "stop", token if token in chosen else None
+        if token in sequence.ends:
+            named = token in (params.stop_token_ids or ())
+            sequence.finish_reason, sequence.stop_reason = "stop", token if named else None
             if params.include_stop_str_in_output:
-                push(token, check_stops=False)
+                text.push(token, check_stops=False)
             break
-        found = push(token, len(known) - sequence.prompt_length >= params.min_tokens)
+        found = text.push(token, len(known) - sequence.prompt_length >= params.min_tokens)
         if found is not None or len(known) >= sequence.max_length:
             sequence.finish_reason, sequence.stop_reason = "length" if found is None else "stop", found
             break
     if sequence.finish_reason is not None:
-        sequence.detokenizer.finish()
-    return kept
+        text.finish()
+    return known[before:]
 
 
 def take_back(sequence: Sequence) -> None:

@@ -17,7 +17,7 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Any, prompt: list[int], stops: tuple[str, ...], *, include_stop: bool, skip_special: bool
     ) -> None:
-        self._tokenizer, self._stops = tokenizer, stops
+        self.stops, self.silent = stops, tokenizer is None  # there is no text
         self._include_stop = include_stop
         self._decode, self._piece = _decoder(tokenizer, skip_special)
         self._prompt = list(prompt[-CONTEXT:])
@@ -40,20 +40,20 @@ class Detokenizer:
 
     def push(self, token: int, check_stops: bool = True) -> str | None:
         """Take one token; returns the stop string it completed, if any, with the text already cut."""
-        if self._tokenizer is None:
+        if self.silent:
             return None
         old, piece = len(self.text), self._piece(token)
         if piece is None or self._read < len(self._ids) or self._broken:
             self._ids.append(token)
             piece = self._next_text()
-        else:
+        elif self._ids:
             self._ids, self._before, self._read = [], "", 0  # nothing that comes depends on what was before
         self.text += piece
-        return self._find_stop(old) if check_stops and self._stops else None
+        return self._find_stop(old) if check_stops and self.stops else None
 
     def finish(self) -> None:
         """No more tokens: an unfinished character is shown as it is."""
-        if self._tokenizer is not None and not self._finished and self._read < len(self._ids):
+        if not self.silent and not self._finished and self._read < len(self._ids):
             self.text += self._own(self._window())[self._shown :]
             self._read = len(self._ids)
         self._finished = True
@@ -61,7 +61,7 @@ class Detokenizer:
     def certain(self, told: int) -> str:
         """Text that is certain, behind the `told` characters that were told before."""
         held = 0 if self._finished or self._include_stop or not self._longest else self._longest - 1
-        return self.text[told : max(told, len(self.text) - held)]
+        return self.text[told : max(told, len(self.text) - held)] if held else self.text[told:]
 
     def take(self) -> str:
         """The same, for whoever does not count: all that was not taken before."""
@@ -97,8 +97,8 @@ class Detokenizer:
     def _find_stop(self, old: int) -> str | None:
         """The stop string completed behind the first `old` characters; the text is cut at it."""
         # Only what ends in the new text counts: a stop completed while min_tokens held has passed.
-        starts = [max(0, old - len(stop) + 1) for stop in self._stops]
-        found = [(self.text.find(stop, starts[order]), order, stop) for order, stop in enumerate(self._stops)]
+        starts = [max(0, old - len(stop) + 1) for stop in self.stops]
+        found = [(self.text.find(stop, starts[order]), order, stop) for order, stop in enumerate(self.stops)]
         found = [item for item in found if item[0] >= 0]
         if not found:
             return None

@@ -20,7 +20,7 @@ from paceline.engine.context import DraftContext, Given
 from paceline.engine.round import Plan, PromptRows, Report, Round, Sent, Times, histories, pad_proposal, undrafted
 from paceline.engine.runner import Runner, wanted_rows
 from paceline.kernels.ops import Hidden, see_windows
-from paceline.models.batch import Batch, Nodes, Static, pack_rows, places_of, reaches_of
+from paceline.models.batch import Batch, Nodes, Static, pack_rows, places_of
 from paceline.models.frame import Frame, FrameInput, Size
 from paceline.sampling.processors import process
 from paceline.sampling.rules import Rule
@@ -78,14 +78,13 @@ class DeviceRunner(Runner):
         return pad_proposal(proposal, plan.num_sampling)
 
     def _fill(self, frame: Frame, plan: Plan, new: list[bool]) -> None:
-        starts = [-1 if item.start is None else item.start for item in plan.work]
-        given = FrameInput(plan.slots, starts, [item.num_nodes for item in plan.work], new)
+        given = FrameInput(plan.slots, plan.starts, plan.nodes, new)
         frame.fill(plan.shape, plan.num_sampling, given, self.table)
 
     def _launch(self, plan: Plan, handed: Proposal | None, new: list[bool], times: Times) -> Round:
         frame = Frame(Size.exact(plan.shape, plan.num_sampling), self.table.device)
         own = places_of(plan.shape, plan.num_sampling, frame.num_nodes, self.table.device)
-        frame.own_spans = own.spans(reaches_of(plan.work))
+        frame.own_spans = own.spans(plan.reaches())
         self._fill(frame, plan, new)
         prompt_rows: list[PromptRows] = []
         more = None

@@ -31,9 +31,8 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.stats import EngineStats, RoundRecord
 from paceline.engine.update import Update
 from paceline.errors import EngineError, OptionError, first_line
-from paceline.models.batch import reaches_of
 
-# What a round brings a sequence that it is not void for: its number in the round, it, tokens kept, how many accepted.
+# What a round brings a sequence that it is not void for: its number in the round, it, tokens kept, nodes accepted.
 Told = tuple[int, Sequence, list[int], list[int]]
 
 
@@ -162,7 +161,7 @@ class Engine:
             self._read_all()
             planned = self.scheduler.schedule(budget)
         if planned:
-            plan = Plan.of(planned, budget)
+            plan = Plan.of(planned, budget, self._in_flight[-1].plan if self._in_flight else None)
             if self.runner.listener is not None:
                 self.runner.note(self.runner.listener, plan)
             self._in_flight.append(self.runner.run(plan, times))
@@ -177,56 +176,57 @@ class Engine:
 
     def _commit(self, round: Round) -> None:
         """The only place where the host's lengths grow. What a finished sequence's later rounds say is void."""
-        decisions, drafted = round.read()
+        decided, drafted = round.read()
         round.times.read = time.perf_counter()
-        plan = round.plan
+        plan, size = round.plan, self.cache.pool.block_size
         if round.prompt_rows:
             read_prompt_logprobs(round, self.target.tokenizer)
         told: list[Told] = []
-        for number, (sequence, work, decision) in enumerate(zip(plan.sequences, plan.work, decisions)):
+        for number, (sequence, tokens, nodes) in enumerate(zip(plan.sequences, *decided)):
             del sequence.ahead[0]
             if sequence.finish_reason is not None:
                 continue
-            end = work.count + (len(sequence.tokens) - 1 if work.start is None else work.start)
-            kept = append_tokens(sequence, decision.tokens, self.end_ids)
-            self.table.append(work.slot, kept)
+            kept = append_tokens(sequence, tokens)
             if sequence.params.logprobs is not None and kept:
-                read_logprobs(round, number, decision, kept, self.target.tokenizer)
+                read_logprobs(round, number, nodes, kept, self.target.tokenizer)
             if number < plan.num_sampling:
-                sequence.provenance += drafted.provenance(number, decision, sequence.stats.rounds)[: len(kept)]
-            accepted = len(decision.nodes)
-            # Never the newest token: if a stop ended the text early, what was computed behind it is not shared.
-            sequence.num_computed = min(end + accepted, len(sequence.tokens) - 1)
+                sequence.provenance += drafted.provenance(number, nodes, sequence.stats.rounds)[: len(kept)]
+                # Never the newest token: if a stop ended the text early, what was computed behind it is not shared.
+                sequence.num_computed = len(sequence.tokens) - 1
+            else:
+                sequence.num_computed += plan.work[number].count
             if not sequence.ahead:
                 sequence.num_launched = sequence.num_computed
-            self.scheduler.publish(sequence)
-            told.append((number, sequence, kept, decision.nodes[: len(kept)]))
+            if sequence.num_computed // size > len(sequence.keys):
+                self.scheduler.publish(sequence)
+            told.append((number, sequence, kept, nodes if kept is tokens else nodes[: len(kept)]))
+        self.table.append([plan.slots[number] for number, _, _, _ in told], [kept for _, _, kept, _ in told])
         self.runner.settle(round)
         seconds = self._record(round, drafted, told)
         for number, sequence, kept, met in told:
-            if number < plan.num_sampling:
+            sequence.stats.count(number < plan.num_sampling, len(kept), seconds)
+            if number < plan.num_drafting and drafted.depths[number]:
                 deepest = min(drafted.depths[number], sequence.max_length - len(sequence.tokens) + len(kept))
-                sequence.stats.count(deepest, len(met), len(kept))
-                if deepest and drafted.origins is not None:
+                sequence.stats.count_drafts(deepest, len(met))
+                if drafted.origins is not None:
                     sequence.stats.credit(drafted.names[drafted.origins[number][0]], deepest)
-            sequence.stats.spend(*seconds)
             self._emit(sequence, kept)
         self._ended += [sequence for _, sequence, _, _ in told if sequence.finish_reason is not None]
         self._let_go()
 
     def _emit(self, sequence: Sequence, kept: list[int]) -> None:
-        total, params, reason = sequence.num_output, sequence.params, sequence.finish_reason
-        first = total - len(kept)
+        first, total, reason = sequence.num_told, len(sequence.tokens) - sequence.prompt_length, sequence.finish_reason
         text = sequence.detokenizer.certain(sequence.chars_told)
-        logprobs = sequence.logprobs[first:] if params.logprobs is not None else None
-        stats = None if reason is None else replace(sequence.stats)
-        prompt = sequence.prompt_logprobs if params.prompt_logprobs is not None and kept and not first else None
-        name, index, seed, origins = sequence.request_id, sequence.index, sequence.seed, sequence.provenance[first:]
-        why, error = sequence.stop_reason, sequence.error
-        update = Update(name, index, kept, total, text, origins, logprobs, seed, reason, why, error, stats, prompt)
         chars = sequence.chars_told + len(text)
-        self.updates.append((sequence, update, chars))  # from here on it is told
-        sequence.note_told(total, chars, reason is not None)
+        if sequence.watched or reason is not None:
+            params, why, error = sequence.params, sequence.stop_reason, sequence.error
+            logprobs = sequence.logprobs[first:] if params.logprobs is not None else None
+            stats = None if reason is None else replace(sequence.stats)
+            prompt = sequence.prompt_logprobs if params.prompt_logprobs is not None and kept and not first else None
+            name, index, seed, origins = sequence.request_id, sequence.index, sequence.seed, sequence.provenance[first:]
+            update = Update(name, index, kept, total, text, origins, logprobs, seed, reason, why, error, stats, prompt)
+            self.updates.append((sequence, update, chars))  # from here on it is told
+        sequence.num_told, sequence.chars_told, sequence.end_told = total, chars, reason is not None
 
     def _tell_end(self, sequence: Sequence) -> None:
         """A sequence that ended between rounds says so, and is let go when it can be."""
@@ -273,9 +273,9 @@ class Engine:
     def _record(self, round: Round, drafted: Drafted, told: list[Told]) -> tuple[float, float, float]:
         """Seconds of drafting, verifying and the rest."""
         seconds, self._last_read = round.times.spent(self._last_read), round.times.read
-        plan, rows, met = round.plan, len(round.batch.ids), tuple([nodes for _, _, _, nodes in told])
-        proposed = sum([drafted.sizes[number] for number, _, _, _ in told if number < plan.num_sampling])
-        counts = proposed, sum(map(len, met)), sum([len(kept) for _, _, kept, _ in told])
-        nodes = plan.budget if round.times.usual and all(work.count == 1 for work in plan.work) else None
-        self.stats.add(RoundRecord(rows, len(plan.work), sum(reaches_of(plan.work)), *counts, *seconds, nodes, met))
+        plan, met = round.plan, tuple([nodes for _, _, _, nodes in told])
+        proposed = sum([drafted.sizes[number] for number, _, _, _ in told if number < plan.num_drafting])
+        context, emitted = sum([one.num_computed for _, one, _, _ in told]), sum([len(kept) for _, _, kept, _ in told])
+        counts = len(round.batch.ids), len(plan.work), context, proposed, sum(map(len, met)), emitted
+        self.stats.add(RoundRecord(*counts, *seconds, plan.budget if round.times.usual and plan.decodes else None, met))
         return seconds

@@ -70,7 +70,10 @@ class ReplayingRunner(DeviceRunner):
 
     def _launch(self, plan: Plan, handed: Proposal | None, new: list[bool], times: Times) -> Round:
         """Replay it, captured first if need be."""
-        key = self._find_key(plan, handed, any(new))
+        asked = self._shape(handed), any(new)
+        if asked not in plan.found:
+            plan.found[asked] = self._find_key(plan, handed, *asked)
+        key = plan.found[asked]
         if key is None:
             return super()._launch(plan, handed, new, times)
         if key not in self.captured:
@@ -79,18 +82,18 @@ class ReplayingRunner(DeviceRunner):
             log.info("captured on the way, in %.2f s: %s", time.perf_counter() - times.drafted, key)
         return self._replay(self.captured[key], plan, handed, new, times)
 
-    def _find_key(self, plan: Plan, handed: Proposal | None, new: bool) -> Key | None:
+    def _find_key(self, plan: Plan, handed: Proposal | None, shaped: Hashable | None, new: bool) -> Key | None:
         """Of its own size; else, at the end of answers where fewer nodes fit, of a size for what the budget gives."""
         most = 0 if self.drafter is None else self.drafter.max_nodes
-        key = self._key(plan, find_size(plan, most), handed, new)
+        drawn = bool(plan.num_drafting) and handed is None  # then functions of users have a part in the drafts, too
+        key = self._key(plan, find_size(plan, most), drawn, shaped, new)
         if key is None or key in self.captured or handed is not None:
             return key
-        return self._key(plan, find_size(plan, most, plan.budget), handed, new)
+        return self._key(plan, find_size(plan, most, plan.budget), drawn, shaped, new)
 
-    def _key(self, plan: Plan, size: Size | None, handed: Proposal | None, new: bool) -> Key | None:
+    def _key(self, plan: Plan, size: Size | None, drawn: bool, shaped: Hashable | None, new: bool) -> Key | None:
         """None: the round is not to be captured."""
-        kind, shaped = self._kind(plan), self._shape(handed)
-        drawn = plan.num_drafting and handed is None  # then functions of users have a part in the drafts, too
+        kind = self._kind(plan)
         if size is None or shaped is None or plan.wants_prompt_logprobs or (kind is None and drawn):
             return None
         if self.rule.follows and size.chunks and kind is not None and kind.tempered:

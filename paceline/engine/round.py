@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +16,11 @@ from torch import Tensor
 from paceline.drafters import tree
 from paceline.drafters.tree import Proposal
 from paceline.engine.account import Drafted, Table
-from paceline.engine.sequence import Sequence
+from paceline.engine.sequence import Planned, Sequence
 from paceline.kernels.ops import Hidden
 from paceline.models.batch import Batch, Shape, Work
 from paceline.sampling.state import Rows
-from paceline.sampling.verify import Decision, Followed, Verdict
+from paceline.sampling.verify import Decided, Followed, Verdict
 
 
 @dataclass
@@ -37,7 +39,7 @@ class Times:
         return self.drafted - self.before_draft, self.read - max(self.drafted, last_read), rest
 
 
-@dataclass
+@dataclass(eq=False)
 class Plan:
     """Who takes part: drafting sequences first, then others that sample, then prompt chunks."""
 
@@ -46,19 +48,30 @@ class Plan:
     num_drafting: int
     num_sampling: int
     budget: int = 0  # nodes that each might have
+    planned: list[Planned] = field(default_factory=list)  # what it was made of
+    found: dict[Hashable, Any] = field(default_factory=dict)  # what a runner looked up for it, by what it was asked
 
     def __post_init__(self) -> None:
-        self.slots = [item.slot for item in self.work]
+        self.slots, self.starts = [item.slot for item in self.work], [item.start for item in self.work]
+        self.decodes = all(item.count == 1 for item in self.work)  # everybody does, and nothing else is done
 
     @classmethod
-    def of(cls, planned: list[tuple[Sequence, Work]], budget: int = 0) -> Plan:
-        kinds: tuple[list[tuple[Sequence, Work]], ...] = ([], [], [])
+    def of(cls, planned: list[Planned], budget: int = 0, before: Plan | None = None) -> Plan:
+        """before: kept, with all that was found for it, while nothing changes but what the device alone knows."""
+        if before is not None and before.budget == budget and before.planned == planned and before._is_steady:
+            return before
+        kinds: tuple[list[Planned], ...] = ([], [], [])
         for sequence, work in planned:
             samples = work.start is None or work.start + work.count == len(sequence.tokens)
             kinds[0 if work.num_nodes else 1 if samples else 2].append((sequence, work))
         ordered = [*kinds[0], *kinds[1], *kinds[2]]
         counts = len(kinds[0]), len(kinds[0]) + len(kinds[1])
-        return cls([sequence for sequence, _ in ordered], [work for _, work in ordered], *counts, budget)
+        return cls([sequence for sequence, _ in ordered], [work for _, work in ordered], *counts, budget, planned)
+
+    @cached_property
+    def _is_steady(self) -> bool:
+        """Where they stand only the device knows."""
+        return all(start is None for start in self.starts)
 
     def fit(self, sizes: list[int]) -> None:
         """As many nodes as were proposed for each that samples."""
@@ -70,17 +83,34 @@ class Plan:
         """No more nodes than this for anybody."""
         self.work = [item if item.num_nodes <= most else item._replace(num_nodes=most) for item in self.work]
 
-    @property
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Rows of each, with as many nodes as were planned."""
+        return [item.count + item.num_nodes for item in self.work]
+
+    @cached_property
     def shape(self) -> Shape:
+        """As it is in the end: this and `nodes` are asked for when what a drafter hands over is there."""
         return tuple([(item.count, item.num_nodes) for item in self.work])
 
-    @property
+    @cached_property
+    def nodes(self) -> list[int]:
+        return [item.num_nodes for item in self.work]
+
+    @cached_property
     def wants_logprobs(self) -> bool:
         return any(one.params.logprobs is not None for one in self.sequences)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        return any(work.start is not None and one.wants_prompt_logprobs for one, work in zip(self.sequences, self.work))
+        return any(one.wants_prompt_logprobs for one, start in zip(self.sequences, self.starts) if start is not None)
+
+    def reaches(self) -> list[int]:
+        """For each sequence one more than the furthest line it may touch, before the round is launched."""
+        return [
+            item.count + item.num_nodes + (one.outlook()[1] - 1 if item.start is None else item.start)
+            for one, item in zip(self.sequences, self.work)
+        ]
 
     def launch(self) -> None:
         """From here on these rounds are ahead of what is known of their sequences."""
@@ -105,22 +135,23 @@ class Round:
     sent: Sent | None = None  # on its way to the host; None: the host waits for it when it reads
     stride: int = 0  # logits stand so many rows apart for each sequence; 0: one behind the other
 
-    def read(self) -> tuple[list[Decision], Drafted]:
+    def read(self) -> tuple[Decided, Drafted]:
         """What was decided, and what had been proposed; sequences beyond those that sampled decide nothing."""
         if self.sent is not None:
-            decided, drafted = self._read_sent(self.sent)
+            (tokens, nodes), drafted = self._read_sent(self.sent)
         else:
-            decided, drafted = self.verdict.read() if self.verdict is not None else [], Drafted.of(self.proposal)
-        return decided + [Decision([], []) for _ in self.plan.sequences[len(decided) :]], drafted
+            (tokens, nodes), drafted = self.verdict.read() if self.verdict else ([], []), Drafted.of(self.proposal)
+        nothing: list[list[int]] = [[]] * (len(self.plan.sequences) - len(tokens))
+        return Decided(tokens + nothing, nodes + nothing), drafted
 
-    def _read_sent(self, sent: Sent) -> tuple[list[Decision], Drafted]:
+    def _read_sent(self, sent: Sent) -> tuple[Decided, Drafted]:
         table = sent.read(self.plan.num_sampling)  # a frame may have had room for more
         decided, sizes, *trees = sent.parts
         assert decided is not None and sizes is not None
         above, scratch, origins = (None if part is None else [row[part] for row in table] for part in trees)
         listed = [row[sizes.start] for row in table]
         drafted = Drafted.read(self.proposal.names, listed, above, scratch, origins)
-        return Verdict.decisions(table, decided.stop), drafted
+        return Verdict.decided(table, decided.stop), drafted
 
     def logits_of(self, number: int) -> Tensor:
         """[1+nodes, V] the raw logits of one sampling sequence; none for a prompt chunk."""

@@ -49,9 +49,7 @@ class Runner:
 
     def note(self, drafter: Drafter, plan: Plan) -> None:
         """What the drafter counts on the host, before a round is run or replayed."""
-        sizes = [work.count + work.num_nodes for work in plan.work]
-        starts = [work.start for work in plan.work]
-        drafter.note(HostRows(self.table, plan.slots, starts, sizes, plan.num_drafting))
+        drafter.note(HostRows(self.table, plan.slots, plan.starts, plan.sizes, plan.num_drafting))
 
     def run(self, plan: Plan, times: Times) -> Round:
         """Propose, pack, forward, verify."""

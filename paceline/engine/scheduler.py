@@ -16,10 +16,8 @@ from collections.abc import Callable
 
 from paceline.cache.pages import PagePool, page_key
 from paceline.cache.slots import Slots
-from paceline.engine.sequence import Sequence
+from paceline.engine.sequence import Planned, Sequence
 from paceline.models.batch import Work
-
-Planned = tuple[Sequence, Work]
 
 
 class MustRead(Exception):
@@ -45,14 +43,14 @@ class Scheduler:
     def schedule(self, budget: int) -> list[Planned]:
         """This round's work: decoding sequences, with drafts of at most `budget` nodes, then prompt chunks."""
         self._preempted = False
-        decoding, prompts = self._plan_decoding(budget)
-        rows = sum([work.count + work.num_nodes for _, work in decoding])
-        left = max(self.max_batched_tokens - rows, min(self.pool.block_size, self.max_batched_tokens))
-        chunks = self._plan_chunks(prompts, left)
-        left -= sum(work.count for _, work in chunks)
-        if not self._preempted:  # nobody enters on pages that were just taken from another
-            chunks += self._admit(left)
-        planned = decoding + chunks
+        planned, prompts = self._plan_decoding(budget)
+        if prompts or self.waiting:
+            rows = sum([work.count + work.num_nodes for _, work in planned])
+            left = max(self.max_batched_tokens - rows, min(self.pool.block_size, self.max_batched_tokens))
+            chunks = self._plan_chunks(prompts, left)
+            if not self._preempted:  # nobody enters on pages that were just taken from another
+                chunks += self._admit(left - sum([work.count for _, work in chunks]))
+            planned += chunks
         return [item for item in planned if item[0].slot is not None] if self._preempted else planned
 
     def _plan_decoding(self, budget: int) -> tuple[list[Planned], list[Sequence]]:
@@ -71,13 +69,15 @@ class Scheduler:
             nodes = sequence.most_nodes(budget, room + self.slots.spread)
             if nodes and start is None and self.waits:
                 raise MustRead
-            least = min(most + self.beyond, sequence.max_length)
-            if not self._reach(sequence, min(least + nodes, sequence.max_length + self.slots.spread)):
+            need = min(most + self.beyond, sequence.max_length) if self.beyond else most
+            if not self._reach(sequence, min(need + nodes, sequence.max_length + self.slots.spread) if nodes else need):
                 held = len(sequence.pages) * self.pool.block_size
-                nodes = max(0, min(nodes, held - least))  # what fits into the pages it has
-                if not self._reach_or_preempt(sequence, least):
+                nodes = max(0, min(nodes, held - need))  # what fits into the pages it has
+                if not self._reach_or_preempt(sequence, need):
                     continue
-            planned.append((sequence, Work(sequence.slot, start, 1, nodes, most - 1)))
+            if sequence.work != (sequence.slot, start, 1, nodes):  # else it is the very same, and so may the plan be
+                sequence.work = Work(sequence.slot, start, 1, nodes)
+            planned.append((sequence, sequence.work))
         return planned, prompts
 
     def _plan_chunks(self, prompts: list[Sequence], left: int) -> list[Planned]:
@@ -85,7 +85,7 @@ class Scheduler:
         for sequence in prompts:
             if sequence.slot is None or left <= 0:  # preempted meanwhile
                 continue
-            count = min(sequence.num_left, left)
+            count = min(len(sequence.tokens) - sequence.num_launched, left)
             if self._reach_or_preempt(sequence, sequence.num_launched + count + self.beyond):
                 planned.append((sequence, Work(sequence.slot, sequence.num_launched, count)))
                 left -= count
@@ -105,7 +105,7 @@ class Scheduler:
             if sequence.finish_reason is not None:  # it could not be started
                 continue
             assert sequence.slot is not None
-            count = min(sequence.num_left, left)
+            count = min(len(sequence.tokens) - sequence.num_launched, left)
             planned.append((sequence, Work(sequence.slot, sequence.num_computed, count)))
             left -= count
         return planned
@@ -149,8 +149,7 @@ class Scheduler:
         if not self.prefix_caching:
             return
         size = self.pool.block_size
-        full = min(sequence.num_computed, len(sequence.tokens)) // size
-        for number in range(len(sequence.keys), full):
+        for number in range(len(sequence.keys), sequence.num_computed // size):
             parent = sequence.keys[-1] if sequence.keys else b""
             key = page_key(parent, sequence.tokens[number * size : (number + 1) * size])
             sequence.keys.append(key)
@@ -198,14 +197,14 @@ class Scheduler:
 
     def _reach(self, sequence: Sequence, positions: int) -> bool:
         """See to it that the sequence has pages for this many positions."""
-        missing = -(-positions // self.pool.block_size) - len(sequence.pages)
-        if missing <= 0:
+        size, held = self.pool.block_size, len(sequence.pages)
+        if positions <= held * size:
             return True
-        pages = self.pool.take(missing)
+        pages = self.pool.take(-(-positions // size) - held)
         if pages is None:
             return False
         assert sequence.slot is not None
-        self.slots.pages.write(sequence.slot, len(sequence.pages), pages)
+        self.slots.pages.write(sequence.slot, held, pages)
         sequence.pages += pages
         return True
 

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from paceline.cache.pages import Key
 from paceline.engine.detokenizer import Detokenizer
 from paceline.engine.stats import SequenceStats
+from paceline.models.batch import Work
 from paceline.params import SamplingParams
 from paceline.sampling.state import Words
+
+NO_WORK = Work(-1, None, 0)
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,18 @@ class Sequence:
     detokenizer: Detokenizer
     max_length: int  # committed tokens never exceed it
     leader: Sequence | None = None  # the sample whose prompt pages this one waits for
+    ends: frozenset[int] = frozenset((-1,))  # what ends it: stop tokens, and -1 where none could be sampled
     slot: int | None = None
     pages: list[int] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)  # of the full pages, in order
     num_computed: int = 0  # positions whose keys and values are in the cache
     ahead: list[int] = field(default_factory=list)  # per round ahead: the most tokens it may append; 0: a prompt chunk
+    work: Work = NO_WORK  # its share of the last round it decoded in
     num_launched: int = 0  # num_computed, and the prompt chunks ahead of it
     num_told: int = 0  # output tokens that an update has told
     chars_told: int = 0  # and characters of its text
     end_told: bool = False
+    watched: bool = True  # somebody takes its updates as they come; else the last alone is made
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -69,24 +75,19 @@ class Sequence:
     def num_output(self) -> int:
         return len(self.tokens) - self.prompt_length
 
-    @property
-    def num_left(self) -> int:
-        """Committed tokens whose computation is not launched yet: 1 means decoding."""
-        return 1 if self.ahead and any(self.ahead) else len(self.tokens) - self.num_launched
-
     def outlook(self) -> tuple[int | None, int, int]:
         """Where its next work begins, None: at a newest token that only the device knows. How long it is at most when
         all that is ahead has been read. How many more tokens it may have, should that bring as few as it can."""
-        known, most = len(self.tokens), self.max_length
-        bringing = [tokens for tokens in self.ahead if tokens] if self.ahead else None
-        if not bringing:
+        known, most, ahead = len(self.tokens), self.max_length, self.ahead
+        longest = known + sum(ahead)
+        if longest == known:
             return self.num_launched, known, most - known
-        return None, min(known + sum(bringing), most), most - known - len(bringing)
+        return None, longest if longest < most else most, most - known - len(ahead) + ahead.count(0)
 
     def most_nodes(self, budget: int, room: int) -> int:
         """The budget, cut by what the request allows and by the room: the last token is the target's own."""
-        asked = self.params.max_draft_tokens
-        return max(0, min(budget, budget if asked is None else asked, room - 1)) if budget else 0
+        most = budget if self.params.max_draft_tokens is None else min(budget, self.params.max_draft_tokens)
+        return most if most < room else max(0, room - 1)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -96,3 +97,6 @@ class Sequence:
         """An update went out; said twice it changes nothing."""
         self.num_told, self.chars_told = max(self.num_told, num_tokens), max(self.chars_told, chars)
         self.end_told = self.end_told or end
+
+
+Planned = tuple[Sequence, Work]  # and its share of a round

@@ -20,7 +20,7 @@ class RoundRecord(NamedTuple):
 
     rows: int
     sequences: int
-    context: int  # positions attended to, summed over sequences
+    context: int  # committed positions attended to, summed over sequences
     proposed: int
     accepted: int
     emitted: int
@@ -65,25 +65,28 @@ class SequenceStats:
         """Accepted tokens over the most that could have been accepted."""
         return sum(self.accepted) / sum(self.proposed) if sum(self.proposed) else 0.0
 
-    def count(self, proposed_depth: int, accepted: int, emitted: int) -> None:
-        self.rounds, self.tokens = self.rounds + 1, self.tokens + emitted
+    def count(self, sampled: bool, emitted: int, seconds: tuple[float, float, float]) -> None:
+        self.rounds += sampled
+        self.tokens += emitted
+        draft, verify, rest = seconds
+        self.draft_seconds += draft
+        self.verify_seconds += verify
+        self.rest_seconds += rest
+
+    def count_drafts(self, proposed_depth: int, accepted: int) -> None:
         if proposed_depth > len(self.proposed):
-            more = [0] * (proposed_depth - len(self.proposed))
-            self.proposed, self.accepted = self.proposed + more, self.accepted + more
+            self.accepted += [0] * (proposed_depth - len(self.proposed))
+            self.proposed += [0] * (proposed_depth - len(self.proposed))
         for depth in range(proposed_depth):
             self.proposed[depth] += 1
-            self.accepted[depth] += depth < accepted
+        for depth in range(min(accepted, proposed_depth)):
+            self.accepted[depth] += 1
 
     def credit(self, drafter: str, depth: int) -> None:
         """One of several drafted so deep."""
         before = self.proposed_by.get(drafter, [])
         more = [*before, *[0] * (depth - len(before))]
         self.proposed_by[drafter] = [rounds + (number < depth) for number, rounds in enumerate(more)]
-
-    def spend(self, draft: float, verify: float, rest: float) -> None:
-        self.draft_seconds += draft
-        self.verify_seconds += verify
-        self.rest_seconds += rest
 
 
 class EngineStats:

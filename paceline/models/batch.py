@@ -40,15 +40,12 @@ Array = np.ndarray[Any, np.dtype[np.int64]]
 class Work(NamedTuple):
     """One sequence's share of a round: `count` committed tokens from `start` on, then up to `num_nodes` nodes.
 
-    start None: rounds are ahead of what the host knows; the newest token, wherever the device says it stands, and at
-    `bound` at most.
-    """
+    start None: rounds are ahead of what the host knows; the newest token, wherever the device says it stands."""
 
     slot: int
     start: int | None
     count: int  # type: ignore[assignment]  # a tuple's own `count` is not missed
     num_nodes: int = 0
-    bound: int = 0
 
 
 class Nodes(NamedTuple):
@@ -234,11 +231,6 @@ def _hang(places: Places, paths: Tensor, straight: Tensor, bases: Tensor) -> tup
     sequence = torch.where(is_node, places.owner, 0)  # sequences behind the proposal's have no nodes
     path = torch.where(is_node[:, None], paths[sequence, places.node.clamp(min=0)], -1)
     return torch.minimum(bases - 1 + (path >= 0).sum(1), straight), path
-
-
-def reaches_of(work: list[Work]) -> list[int]:
-    """For each sequence one more than the furthest line it may touch."""
-    return [(item.bound if item.start is None else item.start) + item.count + item.num_nodes for item in work]
 
 
 @dataclass

@@ -58,7 +58,7 @@ class FrameInput:
     """What differs from round to round beside the shape; [B] each."""
 
     slots: list[int]
-    starts: list[int]  # -1: wherever the device says its newest token stands
+    starts: list[int | None]  # None: wherever the device says its newest token stands
     budgets: list[int]  # of those that sample
     new: list[bool]  # seen by the drafter for the first time, and not from its beginning
 
@@ -114,7 +114,8 @@ class Frame(Places):
         layout = _layout(shape, number, size)
         rows = np.zeros((3, size.sequences), dtype=np.int64)
         rows[0], rows[1] = table.null, -1
-        known: tuple[list[int] | list[bool], ...] = (given.slots, given.starts, given.new)
+        starts = [-1 if start is None else start for start in given.starts]
+        known: tuple[list[int] | list[bool], ...] = (given.slots, starts, given.new)
         for row, values in enumerate(known):
             rows[row, :number] = values[:number]
             rows[row, size.sampling : size.sampling + len(shape) - number] = values[number:]

@@ -8,7 +8,7 @@ be tried. A proposal may be wider than any of its sizes: the nodes past them are
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from paceline.sampling.rules import Rule
 
 
-@dataclass(slots=True)
-class Decision:
-    """A verdict's part for one sequence, on the host."""
+class Decided(NamedTuple):
+    """A verdict on the host, by sequence."""
 
-    tokens: list[int]  # accepted, then one more; -1: none could be sampled
-    nodes: list[int]  # accepted
+    tokens: list[list[int]]  # accepted, then one more; -1: none could be sampled
+    nodes: list[list[int]]  # accepted
 
 
 @dataclass
@@ -51,8 +50,8 @@ class Verdict:
         tokens, chosen = sent[:, : nodes + 1], sent[:, nodes + 1 : 2 * nodes + 1]
         return cls(tokens, chosen, sent[:, 2 * nodes + 1], sent, committed)
 
-    def read(self) -> list[Decision]:
-        return self.decisions(self.table().tolist(), 2 * self.nodes.shape[1] + 2)
+    def read(self) -> Decided:
+        return self.decided(self.table().tolist(), 2 * self.nodes.shape[1] + 2)
 
     def table(self) -> Tensor:
         """[B, 2D+2] all of it, to be sent to the host at once."""
@@ -61,28 +60,29 @@ class Verdict:
         return torch.cat([self.tokens, self.nodes, self.lengths[:, None]], dim=1)
 
     @staticmethod
-    def decisions(table: list[list[int]], width: int) -> list[Decision]:
+    def decided(table: list[list[int]], width: int) -> Decided:
         """What `table` says, on the host; rows may be longer than it is wide."""
         half, last = width // 2, width - 1
         if half == 1:  # nothing was drafted
-            return [Decision([row[0]], []) for row in table]
-        return [Decision(row[: row[last] + 1], row[half : half + row[last]]) for row in table]
+            return Decided([row[:1] for row in table], [[]] * len(table))
+        return Decided([row[: row[last] + 1] for row in table], [row[half : half + row[last]] for row in table])
 
 
 @dataclass
 class Followed:
     """A verdict that was reached on the host."""
 
-    decisions: list[Decision]
+    decided: Decided
 
-    def read(self) -> list[Decision]:
-        return self.decisions
+    def read(self) -> Decided:
+        return self.decided
 
     @property
     def nodes(self) -> Tensor:
         """[B, D] as a verdict has them."""
-        most = max((len(decision.nodes) for decision in self.decisions), default=0)
-        listed = [decision.nodes + [-1] * (most - len(decision.nodes)) for decision in self.decisions]
+        accepted = self.decided.nodes
+        most = max(map(len, accepted), default=0)
+        listed = [nodes + [-1] * (most - len(nodes)) for nodes in accepted]
         return torch.tensor(listed, dtype=torch.int64).view(len(listed), most)
 
 
@@ -150,7 +150,7 @@ def follow(proposal: Proposal, sizes: list[int], likeliest: list[int]) -> Follow
     tokens = proposal.tokens.tolist() if proposal.num_nodes else []
     parents = [range(-1, proposal.num_nodes)] * len(sizes) if proposal.chain else proposal.parents.tolist()
     scratch = proposal.scratch.tolist() if proposal.scratch is not None else None
-    decisions, root = [], 0
+    decided, root = Decided([], []), 0
     for sequence, size in enumerate(sizes):
         said, nodes, current = [], [], -1
         for node in range(size):
@@ -160,9 +160,10 @@ def follow(proposal: Proposal, sizes: list[int], likeliest: list[int]) -> Follow
                 said.append(wanted)
                 nodes.append(node)
                 current = node
-        decisions.append(Decision([*said, likeliest[root + 1 + current]], nodes))
+        decided.tokens.append([*said, likeliest[root + 1 + current]])
+        decided.nodes.append(nodes)
         root += 1 + size
-    return Followed(decisions)
+    return Followed(decided)
 
 
 def argmax(values: Tensor, rounds: Rounds | None = None) -> Tensor:

@@ -12,7 +12,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "bench" / "host_overhead.py"
 
 
-@pytest.mark.parametrize("how", [[], ["--captured"]])
+@pytest.mark.parametrize("how", [[], ["--captured"], ["--captured", "--waiting"]])
 def test_it_measures_every_case_at_every_size_and_writes_it_down(tmp_path: Path, how: list[str]) -> None:
     words = ["--steps", "3", "--sequences", "1", "2", "--output", str(tmp_path / "host.json"), *how]
     command = [sys.executable, str(SCRIPT), *words]

@@ -46,7 +46,7 @@ class SlotsMachine(RuleBasedStateMachine):
         if self.apart:  # the device decided it before
             self.slots.flush()
             self.write_on_device(slot, new)
-        self.slots.append(slot, new)
+        self.slots.append([slot], [new])
         tokens += new
 
     def write_on_device(self, slot: int, new: list[int]) -> None:
@@ -132,7 +132,7 @@ def commit_some(chooser: random.Random) -> int:
         host = [slots.tokens.host[slot, : slots.length(slot)].tolist() for slot in range(NUM_SLOTS)]
         assert host == begun_with, "the host learns only by append"
     for slot, text in enumerate(texts):
-        slots.append(slot, text[len(begun_with[slot]) :])
+        slots.append([slot], [text[len(begun_with[slot]) :]])
     slots.flush()
     assert [slots.tokens.host[slot, : slots.length(slot)].tolist() for slot in range(NUM_SLOTS)] == texts
     assert [committed(slots, slot) for slot in range(NUM_SLOTS)] == texts, "a flush sends nothing back over it"
@@ -163,13 +163,30 @@ def test_what_the_host_appends_late_never_undoes_what_the_device_did_since() -> 
     slots = begun(True, [[1, 2]], [MAX_LENGTH])
     for token in (10, 11):
         slots.commit(torch.tensor([0]), torch.tensor([[token]]), torch.tensor([1]))
-    slots.append(0, [10])
+    slots.append([0], [[10]])
     slots.pages.write(0, 1, [7])
     slots.flush()
     assert slots.length(0) == 3 and committed(slots, 0) == [1, 2, 10, 11]
     assert slots.pages.tensor[0].tolist() == [0, 7]
-    slots.append(0, [11])
+    slots.append([0], [[11]])
     assert slots.tokens.host[0, : slots.length(0)].tolist() == [1, 2, 10, 11]
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 48])
+def test_what_is_appended_to_many_at_once_is_what_one_after_another_would_append(count: int) -> None:
+    chooser = random.Random(count)
+    at_once, in_turn = Slots(48, MAX_LENGTH, 5, CPU, apart=True), Slots(48, MAX_LENGTH, 5, CPU, apart=True)
+    for table in (at_once, in_turn):
+        for slot in range(48):
+            table.begin(slot, [slot] * (1 + slot % 3), 1)
+    for _ in range(3):
+        slots = chooser.sample(range(48), count)
+        tokens = [[chooser.randrange(97) for _ in range(chooser.randint(0, 3))] for _ in slots]
+        at_once.append(slots, tokens)
+        for slot, own in zip(slots, tokens):
+            in_turn.append([slot], [own])
+        assert (at_once.tokens.host == in_turn.tokens.host).all()
+        assert at_once.known_lengths(slots) == [in_turn.length(slot) for slot in slots]
 
 
 def test_a_new_sequence_in_an_old_slot_starts_from_its_own_tokens_alone() -> None:
@@ -246,6 +263,6 @@ def test_the_newest_token_may_lie_at_the_length_limit(apart: bool) -> None:
     slots.flush()
     if apart:
         slots.commit(torch.tensor([slot]), torch.tensor([[6]]), torch.tensor([1]))
-    slots.append(slot, [6])
+    slots.append([slot], [[6]])
     assert slots.length(slot) == 6
     assert slots.tokens.tensor[slot].tolist() == slots.tokens.host[slot].tolist() == [1, 2, 3, 4, 5, 6]

@@ -50,7 +50,7 @@ def commit(table: Slots, slot: int, tokens: list[int]) -> None:
     if table.apart:
         table.commit(torch.tensor([slot]), torch.tensor([tokens]), torch.tensor([len(tokens)]))
     else:
-        table.append(slot, tokens)
+        table.append([slot], [tokens])
 
 
 def chains(drafter: NGramDrafter, context: FakeContext) -> list[list[int]]:
@@ -239,7 +239,7 @@ def test_forgetting_before_the_first_proposal_is_fine():
 def test_forgetting_restores_the_full_count():
     drafter, table = NGram(4, rule="reference").create(), fill([[1, 2, 3, 4, 5, 6, 1]], [6])
     assert chains(drafter, FakeContext(table, [0], [9])) == [[2, 3, 4, 5]]
-    table.append(0, [1])  # all rejected
+    table.append([0], [[1]])  # all rejected
     assert chains(drafter, FakeContext(table, [0], [9])) == [[2, 3, 4]]
     drafter.forget([0])
     assert chains(drafter, FakeContext(table, [0], [9])) == [[2, 3, 4, 5]]
@@ -252,7 +252,7 @@ def test_a_reset_restores_every_count():
     everyone = [0, 1], [9, 9]
     assert chains(drafter, FakeContext(table, *everyone)) == [[2, 3, 4, 5], [3, 4, 5, 6]]
     for slot in (0, 1):
-        table.append(slot, [slot + 1])  # all rejected
+        table.append([slot], [[slot + 1]])  # all rejected
     assert [len(chain) for chain in chains(drafter, FakeContext(table, *everyone))] == [3, 3]
     drafter.reset()
     assert [len(chain) for chain in chains(drafter, FakeContext(table, *everyone))] == [4, 4]

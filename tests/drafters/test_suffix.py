@@ -66,7 +66,7 @@ def test_prompts_stay_out_of_what_others_see_and_responses_go_in():
     drafter, table = Suffix().create(), new_table()
     table.begin(0, [1, 2, 3, 4], 4)
     observe(drafter, table, [0])
-    table.append(0, [5, 6, 7, 8])
+    table.append([0], [[5, 6, 7, 8]])
     observe(drafter, table, [0])
     table.begin(1, [2, 3], 2)
     assert drafts(drafter, table, [1], [16]) == [([], [])], "slot 0's prompt is its own"
@@ -232,7 +232,7 @@ def test_random_rounds_agree_with_the_plain_statement(branching):
             assert drafts(drafter, table, slots, budgets) == expected
             for slot, (tokens, _) in zip(slots, expected):
                 committed = [*tokens[: rng.randint(0, 3)], rng.randint(0, 3)]
-                table.append(slot, committed)
+                table.append([slot], [committed])
                 texts[slot] += committed
     assert others_won > 50
     assert (branched > 50) == branching

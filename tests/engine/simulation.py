@@ -181,7 +181,7 @@ class Simulation:
             assert shorter or work.num_nodes == most, "drafts as long as pages allow, not longer"
             real = self.device[sequence.request_id]
             if work.start is None:
-                assert work.count == 1 and len(real) - 1 <= work.bound < sequence.max_length
+                assert work.count == 1 and len(real) <= sequence.outlook()[1] <= sequence.max_length
             else:
                 assert work.start == sequence.num_launched and work.start + work.count <= len(sequence.tokens)
                 assert work.num_nodes == 0 or work.start + 1 == len(sequence.tokens), "only decoding sequences draft"
@@ -265,7 +265,7 @@ class Simulation:
                 kept = kept[: self.random.randint(1, len(kept))]
                 sequence.finish_reason = "stop"
             sequence.tokens += kept
-            self.slots.append(work.slot, kept)
+            self.slots.append([work.slot], [kept])
             sequence.num_computed = min(start + work.count + max(0, len(decided) - 1), len(sequence.tokens))
             if not sequence.ahead:
                 sequence.num_launched = sequence.num_computed

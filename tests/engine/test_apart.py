@@ -46,13 +46,15 @@ def test_a_round_given_its_slots_on_the_device_says_what_plain_decoding_says(nam
     engine = llm.engine
     for prompt in prompts(3):
         llm.add(prompt, SETTINGS["seeded"])
-    while engine.scheduler.waiting or any(sequence.num_left != 1 for sequence in engine.scheduler.running):
+    while engine.scheduler.waiting or any(not sequence.num_output for sequence in engine.scheduler.running):
         llm.step()
     sequences = list(engine.scheduler.running)
     assert all(engine.scheduler._reach(sequence, sequence.max_length) for sequence in sequences)
     engine.table.flush()
     nodes = engine.budget.choose(3, engine.stats)
-    work = [Work(sequence.slot, None, 1, nodes, sequence.max_length) for sequence in sequences]
+    work = [Work(sequence.slot, None, 1, nodes) for sequence in sequences]
+    for sequence in sequences:
+        sequence.ahead = [sequence.max_length]  # of rounds that may take it anywhere
     slots = torch.tensor([item.slot for item in work])
     for _ in range(8):
         plan = Plan(sequences, list(work), 3 if nodes else 0, 3)

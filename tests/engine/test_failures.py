@@ -106,6 +106,28 @@ def test_an_interrupt_at_any_line_loses_nothing(first: int, name: str, behind: i
     assert hits >= 5, "interrupts must hit something"
 
 
+@pytest.mark.parametrize("behind", [None, 1])
+def test_who_waits_for_the_end_alone_loses_nothing_by_an_interrupt_either(behind: int | None) -> None:
+    """No update is made on the way: what an answer has is what was committed."""
+    llm = tiny_llm(DRAFTERS["replay_tree"](recorded(3, "seeded")), behind, block_size=4, max_num_seqs=4)
+    for line in range(90, 4000, 411):
+        asked = llm._ask(prompts(3), SETTINGS["seeded"], {})
+        for one in asked:
+            llm._queue(one.samples)
+        with contextlib.suppress(KeyboardInterrupt), interrupt_at(line):
+            while llm.engine.has_work:
+                llm.engine.step()
+                assert all(update.finished for update in llm.engine.take())
+        check_books(llm)
+        while llm.engine.has_work:
+            llm.engine.step()
+            assert all(update.finished for update in llm.engine.take())
+        outputs = [one.output().outputs[0] for one in asked]
+        assert [output.token_ids for output in outputs] == plain(3, "seeded"), f"interrupted at line {line}"
+        assert all(len(output.provenance) == output.stats.tokens == MAX_TOKENS for output in outputs)
+        llm._live.clear()
+
+
 @pytest.mark.parametrize("behind", [None, 2])
 def test_an_interrupt_while_a_request_is_aborted_or_the_drafter_changed_loses_nobody(behind: int | None) -> None:
     llm = tiny_llm(DRAFTERS["ngram"]({}), behind, block_size=4, max_num_seqs=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from paceline import LLM, FirstOf, SamplingParams, Suffix
 from paceline.engine.device import DeviceRunner
 from paceline.engine.replaying import ReplayingRunner
+from paceline.engine.round import Plan
 from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
 from tests.fakes import DrawnTree, Oracle, tiny_llm
 
@@ -167,3 +169,24 @@ def test_what_most_rounds_are_is_captured_before_the_first(name: str, ways: Coun
         assert output.outputs[0].token_ids == plain(1, "greedy")[0][:4]
     assert not ways["_launch"] and {size.nodes for size, *_ in captured.keys() - before} <= {1}, "a text's last tokens"
     assert max(round.proposed for round in llm.engine.stats.recent) == (0 if name == "none" else 2)
+
+
+def test_a_plan_is_kept_while_the_same_sequences_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is another when somebody comes or leaves, or when fewer drafts fit."""
+    launched: list[tuple[Plan, int, int]] = []
+    real = Plan.launch
+
+    def launch(plan: Plan) -> None:
+        launched.append((plan, len(plan.sequences), sum(plan.nodes)))
+        real(plan)
+
+    monkeypatch.setattr(Plan, "launch", launch)
+    for drafter in (None, Oracle(recorded(3, "greedy"), 2)):
+        launched.clear()
+        llm = tiny_llm(drafter, behind=1, captured=True)
+        ends = [replace(GREEDY, max_tokens=most) for most in (12, 12, 6)]
+        assert said(llm, ends) == [text[: one.max_tokens] for text, one in zip(plain(3, "greedy"), ends)]
+        kept = [after[0] is before[0] for before, after in itertools.pairwise(launched)]
+        alike = [after[1:] == before[1:] for before, after in itertools.pairwise(launched)]
+        assert sum(kept) >= (6 if drafter is None else 1) and all(same for one, same in zip(kept, alike) if one)
+        assert len({id(plan) for plan, _, _ in launched}) >= 3

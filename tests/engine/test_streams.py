@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from paceline import LLM, NGram, SamplingParams
+from paceline.engine import engine
+from paceline.engine.update import Update
 from paceline.outputs import CompletionOutput, Gathered
 from paceline.prompts import Prompt
 from tests.engine.asking import (
@@ -42,6 +44,27 @@ def test_a_stream_says_what_generate_says(behind: int | None, n: int) -> None:
         assert [told for chunk in own for told in chunk.provenance] == output.provenance
         assert [chunk.output is not None for chunk in own] == [False] * (len(own) - 1) + [True]
     assert_empty(speaking(behind))
+
+
+def test_updates_are_made_for_who_takes_them_as_they_come(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for the end has the last alone, beside a stream that has them all."""
+    made: list[Update] = []
+
+    def make(*given: Any) -> Update:
+        made.append(Update(*given))
+        return made[-1]
+
+    monkeypatch.setattr(engine, "Update", make)
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    llm.generate([PROMPT], params)
+    assert [(update.num_tokens, update.finished) for update in made] == [(6, True)]
+    made.clear()
+    stream = llm.stream(PROMPT, params)
+    first = next(stream)
+    llm.generate([PROMPT], params)
+    chunks = [first, *stream]
+    assert [update.num_tokens for update in made if update.request_id == first.request_id] == [1, 2, 3, 4, 5, 6]
+    assert len(chunks) == 6 and len(made) == 7
 
 
 @pytest.mark.parametrize("behind", [None, 0, 1, 2])

@@ -195,9 +195,7 @@ def test_static_rows_are_the_ragged_ones_with_padding_between_them(seed: int, ch
     table = case.table(apart=True)
     known = pack_in_frame(case.padded(), table, case.block_size, case.nodes(), case.num_sampling)
     newest = [
-        item._replace(start=None, bound=item.start or 0)
-        if item.start == len(case.texts[item.slot]) - 1 and item.count == 1
-        else item
+        item._replace(start=None) if item.start == len(case.texts[item.slot]) - 1 and item.count == 1 else item
         for item in case.padded()
     ]
     for batch in (known, pack_in_frame(newest, table, case.block_size, case.nodes(), case.num_sampling)):

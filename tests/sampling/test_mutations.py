@@ -247,8 +247,8 @@ def check_stops() -> None:
 def tokens_after_a_stop_are_kept(patch: Patch) -> None:
     real = engine.append_tokens
 
-    def careless(sequence: Sequence, tokens: list[int], end_ids: frozenset[int]) -> list[int]:
-        rest = tokens[len(real(sequence, tokens, end_ids)) :]
+    def careless(sequence: Sequence, tokens: list[int]) -> list[int]:
+        rest = tokens[len(real(sequence, tokens)) :]
         sequence.tokens += rest
         return tokens
 
