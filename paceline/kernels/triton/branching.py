@@ -30,22 +30,22 @@ _NUMBERS = ["parts", "nodes", "rows", "level", "fed", "width", "num_rows", "page
 
 
 @triton.jit
-def feed(out, num_rows, token, real, place, first, pages, page_row, null, SIZE: tl.constexpr):
-    """A row that is fed, as `Fed.fields` has it. place: its slot, where nodes begin, its line behind that, its
-    position; not real: nobody's."""
+def feed(out, there, num_rows, token, real, place, first, pages, page_row, null, SIZE: tl.constexpr):
+    """Rows that are fed, as `Fed.fields` has them, where they are there. place: slot, where nodes begin, the line
+    behind that, the position; not real: nobody's."""
     owner, start, behind, position = place
     slot, line = tl.where(real, owner, null), tl.where(real, start + behind, 0)
     page = tl.load(pages + slot * page_row + line // SIZE)
     lowest = line * 0
     if first is not None:
         lowest = tl.where(real, tl.load(first + slot), 0)
-    tl.store(out, token)
-    tl.store(out + num_rows, slot)
-    tl.store(out + 2 * num_rows, tl.where(real, position, 0))
-    tl.store(out + 3 * num_rows, tl.where(real, start, 1))
-    tl.store(out + 4 * num_rows, line)
-    tl.store(out + 5 * num_rows, page * SIZE + line % SIZE)
-    tl.store(out + 6 * num_rows, lowest)
+    tl.store(out, token, there)
+    tl.store(out + num_rows, slot, there)
+    tl.store(out + 2 * num_rows, tl.where(real, position, 0), there)
+    tl.store(out + 3 * num_rows, tl.where(real, start, 1), there)
+    tl.store(out + 4 * num_rows, line, there)
+    tl.store(out + 5 * num_rows, page * SIZE + line % SIZE, there)
+    tl.store(out + 6 * num_rows, lowest, there)
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
@@ -80,7 +80,7 @@ def _branch_kernel(
             if seat >= 0:
                 real, to = fed + seat + 1 < limit, of * width + seat
                 place = (owner, start, fed + seat, tl.minimum(start + level, longest - 1))
-                feed(out + to, num_rows, token, real, place, first, pages, page_row, null, SIZE)
+                feed(out + to, seat >= 0, num_rows, token, real, place, first, pages, page_row, null, SIZE)
                 above = tl.load(paths + seat * (level + 1) + depth, depth <= level, -1)
                 tl.store(path + to * (level + 1) + depth, tl.where(real, above, -1), depth <= level)
                 tl.store(given + to * STATE + column, state, column < STATE)

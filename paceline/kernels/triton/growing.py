@@ -37,9 +37,9 @@ _NUMBERS = ["parts", "level", "fed", "begins", "nodes", "num_rows", "page_row", 
 def _grow_kernel(
     keys, sums, names, tokens, parents, scores, numbers, before, slots, starts, most, first, pages, states, out, path,
     given, grown, parts, level, fed, begins, nodes, num_rows, page_row, null, longest, state_row, ROWS: tl.constexpr,
-    LANES: tl.constexpr, CHILDREN: tl.constexpr, KIDS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr,
-    PARTS: tl.constexpr, KEYS: tl.constexpr, DEPTH: tl.constexpr, STATE: tl.constexpr, WIDE: tl.constexpr,
-    PDL: tl.constexpr,
+    LANES: tl.constexpr, CHILDREN: tl.constexpr, KIDS: tl.constexpr, WIDTH: tl.constexpr, SEATS: tl.constexpr,
+    SIZE: tl.constexpr, PARTS: tl.constexpr, KEYS: tl.constexpr, DEPTH: tl.constexpr, STATE: tl.constexpr,
+    WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """ROWS nodes get children, numbered from `begins` on: `numbers` are the nodes' own, `before` their paths. Out,
     path, given and grown say who is fed next, if anybody is."""
@@ -58,51 +58,50 @@ def _grow_kernel(
     shares = tl.sum(tl.load(sums + at[:, None] + part[None, :], there, 0.0) * tl.exp(greatest - top[:, None]), 1)
     together = top + tl.log(tl.where(shares == 0.0, 1.0, shares))
 
-    key, kid = tl.arange(0, KEYS), tl.arange(0, KIDS)
-    there = inside[:, None] & (key < parts * CHILDREN)[None, :]
-    left = tl.load(keys + at[:, None] * CHILDREN + key[None, :], there, _NOTHING)
-    chances = tl.full([LANES, KIDS], -float("inf"), tl.float32)
-    said = tl.zeros([LANES, KIDS], tl.int64)
+    key, kid = tl.arange(0, KEYS)[None, :], tl.arange(0, KIDS)[None, :]
+    left = tl.load(keys + at[:, None] * CHILDREN + key, inside[:, None] & (key < parts * CHILDREN), _NOTHING)
+    best = tl.full([LANES, KIDS], _NOTHING, tl.int64)
     for child in tl.static_range(CHILDREN):
-        best = tl.max(left, 1)
-        left = tl.where(left == best[:, None], _NOTHING, left)
-        place = picking.named(best)
-        token = tl.maximum(place, 0)
-        if names is not None:
-            token = tl.load(names + token)
-        own = picking.value_of(best) - together
-        real = (place >= 0) & (above > -float("inf")) & (own == own)
-        chance = tl.where(real, above + tl.minimum(own, 0.0), -float("inf"))  # rounded, it is not above its parent's
-        to = of * nodes + begins + row * CHILDREN + child
-        tl.store(tokens + to, token, inside)
-        tl.store(parents + to, number, inside)
-        tl.store(scores + to, chance, inside)
-        chances = tl.where((kid == child)[None, :], chance[:, None], chances)
-        said = tl.where((kid == child)[None, :], token[:, None], said)
+        greatest_left = tl.max(left, 1)[:, None]
+        left = tl.where(left == greatest_left, _NOTHING, left)
+        best = tl.where(kid == child, greatest_left, best)
+    own, place = picking.value_of(best) - together[:, None], picking.named(best)
+    token = tl.maximum(place, 0)
+    if names is not None:
+        token = tl.load(names + token)
+    likely = (place >= 0) & (above > -float("inf"))[:, None] & (own == own)
+    # Rounded, a node is not likelier than its parent.
+    chance = tl.where(likely, above[:, None] + tl.minimum(own, 0.0), -float("inf"))
+    index = row[:, None] * CHILDREN + kid
+    to, there = of * nodes + begins + index, inside[:, None] & (kid < CHILDREN)
+    tl.store(tokens + to, token, there)
+    tl.store(parents + to, number[:, None], there)
+    tl.store(scores + to, chance, there)
 
     if out is not None:
-        index = row[:, None] * CHILDREN + kid[None, :]
-        likely = inside[:, None] & (kid < CHILDREN)[None, :] & (chances > -float("inf"))
-        order = tl.where(likely, picking.keys_of(chances, index), _NOTHING)
+        order, seat = tl.where(likely, picking.keys_of(chance, index), _NOTHING), tl.arange(0, SEATS)
+        chosen, said = tl.full([SEATS], -1, tl.int64), tl.zeros([SEATS], tl.int64)
+        for taken in tl.static_range(WIDTH):
+            likeliest = tl.max(tl.max(order, 1), 0)
+            order = tl.where(order == likeliest, _NOTHING, order)
+            its = likely & (index == picking.named(likeliest))
+            chosen = tl.where(seat == taken, picking.named(likeliest), chosen)
+            said = tl.where(seat == taken, tl.sum(tl.sum(tl.where(its, token, 0), 1), 0), said)
         limit, start, owner = tl.load(most + of), tl.load(starts + of), tl.load(slots + of)
-        column, depth = tl.arange(0, WIDE), tl.arange(0, DEPTH)
-        for seat in tl.static_range(WIDTH):
-            best = tl.max(tl.max(order, 1), 0)
-            order = tl.where(order == best, _NOTHING, order)
-            chosen = picking.named(best)
-            real, to, line = (chosen >= 0) & (fed + seat + 1 < limit), of * WIDTH + seat, fed + seat
-            token = tl.sum(tl.sum(tl.where((index == chosen) & (kid < CHILDREN)[None, :], said, 0), 1), 0)
-            place = (owner, start, line, tl.minimum(start + level, longest - 1))
-            feed(out + to, num_rows, token, real, place, first, pages, page_row, null, SIZE)
-            tl.store(grown + to, tl.where(real, begins + chosen, _PADDING))
-            parent = of * ROWS + tl.maximum(chosen, 0) // CHILDREN
-            lines = tl.full([DEPTH], -1, tl.int64)
-            if before is not None:
-                lines = tl.load(before + parent * level + depth, depth < level, -1)
-            lines = tl.where(depth == level, line, lines)
-            tl.store(path + to * (level + 1) + depth, tl.where(real, lines, -1), depth <= level)
-            state = tl.load(states + parent * state_row + column, column < STATE, 0.0)
-            tl.store(given + to * STATE + column, state, column < STATE)
+        there, to, line = seat < WIDTH, of * WIDTH + seat, fed + seat
+        real = (chosen >= 0) & (line + 1 < limit)
+        place = (owner, start, line, tl.minimum(start + level, longest - 1))
+        feed(out + to, there, num_rows, said, real, place, first, pages, page_row, null, SIZE)
+        tl.store(grown + to, tl.where(real, begins + chosen, _PADDING), there)
+        parent, depth = of * ROWS + tl.maximum(chosen, 0) // CHILDREN, tl.arange(0, DEPTH)[None, :]
+        lines = tl.full([SEATS, DEPTH], -1, tl.int64)
+        if before is not None:
+            lines = tl.load(before + parent[:, None] * level + depth, depth < level, -1)
+        lines = tl.where(real[:, None], tl.where(depth == level, line[:, None], lines), -1)
+        tl.store(path + to[:, None] * (level + 1) + depth, lines, there[:, None] & (depth <= level))
+        column = tl.arange(0, WIDE)[None, :]
+        state = tl.load(states + parent[:, None] * state_row + column, column < STATE, 0.0)
+        tl.store(given + to[:, None] * STATE + column, state, there[:, None] & (column < STATE))
 
 
 @triton.jit
@@ -203,6 +202,7 @@ def _grow(
         CHILDREN=children,
         KIDS=triton.next_power_of_2(children),
         WIDTH=form.width,
+        SEATS=triton.next_power_of_2(form.width),
         SIZE=feeding.block_size,
         PARTS=triton.next_power_of_2(parts),
         KEYS=many,
