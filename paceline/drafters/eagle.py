@@ -26,7 +26,7 @@ from paceline.drafters.eagle_form import Overrides
 from paceline.drafters.eagle_network import OWN, Network, Reading
 from paceline.drafters.tree import PADDING, ROOT, Proposal
 from paceline.errors import OptionError
-from paceline.kernels.chain import Branches, Chain, Drafts, Growing, Link, Picks, Sprout
+from paceline.kernels.chain import MOST_CHILDREN, Branches, Chain, Drafts, Growing, Link, Picks, Sprout
 from paceline.models.batch import Batch
 from paceline.params import check_count, check_flag, check_number
 
@@ -167,6 +167,8 @@ class EagleDrafter(StateReader):
         if network.mask is not None or not (network.ops.trees if self.trees else network.ops.chains):
             return None
         form = self._form(context) if self.trees else None
+        if isinstance(form, Growing) and form.children > MOST_CHILDREN:
+            return None
 
         def run(picking: Picks | None) -> Drafts:
             feeding = self.feeding(context, most)

@@ -86,6 +86,9 @@ class Branches(NamedTuple):
     parents: Tensor  # [N]
 
 
+MOST_CHILDREN = 16  # of a node of a tree that grows in one go
+
+
 class Growing(NamedTuple):
     """Trees that grow where drafts are likely: of a level's nodes those get children whose whole paths are likeliest,
     and of all nodes the likeliest are kept, the likeliest first. How likely one is, is seen with the noise that it was
@@ -93,7 +96,7 @@ class Growing(NamedTuple):
 
     levels: int
     width: int  # nodes of a level that get children
-    children: int  # of each of them; no fewer than `width`
+    children: int  # of each of them; no fewer than `width`, and no more than MOST_CHILDREN
     nodes: int  # that are kept
 
 

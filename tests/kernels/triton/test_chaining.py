@@ -116,6 +116,22 @@ def test_a_tree_is_the_one_that_is_drawn_level_by_level(
     assert {True, False} == set(fed)
 
 
+def test_a_tree_whose_nodes_have_very_many_children_is_drawn_level_by_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def draw(ops: Any, sprout: Any, form: Any, caches: Any) -> Any:
+        asked.append(form.children)
+        raise RuntimeError("at once")
+
+    monkeypatch.setattr(ReferenceOps, "trees", True)
+    monkeypatch.setattr(ReferenceOps, "tree", draw)
+    found = proposed(Eagle(tiny_eagle("third"), 20, tree="dynamic", top_k=17, depth=1), "seeded")
+    assert not asked and any(any(sizes) for *_, sizes in found)
+    with pytest.raises(RuntimeError, match="at once"):
+        proposed(Eagle(tiny_eagle("third"), 20, tree="dynamic", top_k=16, depth=1), "seeded")
+    assert asked == [16]
+
+
 def test_a_head_that_finds_the_best_on_the_way_draws_the_same(device: torch.device) -> None:
     from paceline.kernels.triton import chaining
     from paceline.kernels.triton.ops import TritonOps
