@@ -247,7 +247,7 @@ class EagleDrafter(StateReader):
             if level + 1 == levels:
                 break
             tokens, nodes = drawn.tokens.flatten(1), drawn.nodes.flatten(1)
-            scores = context.scores()[:, -tokens.shape[1] :].nan_to_num(nan=float("-inf"))
+            scores = context.scores()[:, -tokens.shape[1] :]
             best = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :width]
             parent = torch.arange(tokens.shape[1], device=best.device).expand_as(tokens) // count
             at = self._descend(context, at, Level(tokens, nodes, parent).only(best), level * width, most)

@@ -122,6 +122,21 @@ class Proposal:
         tokens = self.tokens[:, :width]
         return replace(self, tokens=tokens, above=above, probs=probs, scratch=scratch, origins=origins)
 
+    def widen(self, width: int) -> Proposal:
+        """The same in as many places as a round has for nodes, those behind them padding."""
+        more = width - self.num_nodes
+        if more <= 0 or not self.num_nodes:  # where there is nothing at all, there are no places either
+            return self
+
+        def pad(part: Tensor | None, value: int = 0) -> Tensor | None:
+            behind = (0, 0) * (0 if part is None else part.dim() - 2)
+            return None if part is None else torch.nn.functional.pad(part, (*behind, 0, more), value=value)
+
+        tokens, above = pad(self.tokens), pad(self.above, PADDING)
+        assert tokens is not None
+        probs, scratch, origins = pad(self.probs), pad(self.scratch), pad(self.origins)
+        return replace(self, tokens=tokens, above=above, probs=probs, scratch=scratch, origins=origins)
+
     def only(self, kept: Tensor, width: int) -> Proposal:
         """The nodes that are kept [B, N], as they stood, the first `width` of them; above a kept node all are kept."""
         nodes = torch.argsort((~kept).to(torch.int8), dim=1, stable=True)[:, :width]  # [B, width]

@@ -197,7 +197,7 @@ class DraftContext:
     def scores(self) -> Tensor:
         found = self._scored
         for logits, parents, picked in self._unscored:
-            own = torch.log_softmax(logits, dim=2).gather(2, picked)  # [B, P, count]
+            own = torch.log_softmax(logits, dim=2).gather(2, picked).nan_to_num(nan=float("-inf"))  # [B, P, count]
             above = found.new_zeros(parents.shape)
             if found.shape[1]:
                 above = torch.where(parents >= 0, found.gather(1, parents.clamp(min=0)), 0.0)
@@ -265,7 +265,7 @@ class DraftContext:
         """[B, n] the nodes, the best score first; no ancestor scores less, and of equals it comes first."""
         if not self._prunable:
             raise ValueError("drawn tokens may not be chosen among afterwards; draw the likeliest to prune a tree")
-        scores = self.scores().nan_to_num(nan=float("-inf"))
+        scores = self.scores()
         self._there = self._there & (scores > float("-inf"))
         self._scored, order = torch.sort(scores, dim=1, descending=True, stable=True)
         return order

@@ -135,7 +135,7 @@ class DeviceRunner(Runner):
             return undrafted(frame.num_sampling, self.table.device)
         budgets = [frame.num_nodes] * frame.num_sampling
         context = DraftContext(asked.slots, budgets, self.state, self.rule, Given(frame.drafting, frame.budgets))
-        return context.cut(self.drafter.propose(context))
+        return context.cut(self.drafter.propose(context)).widen(frame.num_nodes)
 
     def _decide(self, proposal: Proposal, paths: Tensor | None, batch: Batch, out: Hidden, slots: list[int]) -> Verdict:
         assert out.logits is not None

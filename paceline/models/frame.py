@@ -31,6 +31,7 @@ class Size(NamedTuple):
     sampling: int  # sequences that sample, at most
     chunks: int  # and prompt chunks that do not
     nodes: int  # drafts of a sequence, at most
+    mixed: bool = False  # one that samples may have more rows than its newest token and so many drafts
 
     @property
     def sequences(self) -> int:
@@ -44,13 +45,14 @@ class Size(NamedTuple):
     @property
     def long_tiles(self) -> int:
         """Tiles of prompt chunks: none where every sequence has its newest token and its nodes alone."""
-        return 0 if self.rows <= self.sampled and not self.chunks else -(-self.rows // LONG) + self.sequences
+        return -(-self.rows // LONG) + self.sequences if self.chunks or self.mixed else 0
 
     @classmethod
     def exact(cls, shape: Shape, num_sampling: int) -> Size:
         """Of a round that is not captured: nothing is left over."""
         nodes = max([nodes for _, nodes in shape[:num_sampling]], default=0)
-        return cls(sum(map(sum, shape)), num_sampling, len(shape) - num_sampling, nodes)
+        mixed = any(sum(rows) > 1 + nodes for rows in shape[:num_sampling])
+        return cls(sum(map(sum, shape)), num_sampling, len(shape) - num_sampling, nodes, mixed)
 
 
 @dataclass
@@ -180,6 +182,7 @@ def _tiles(sizes: Array, firsts: Array, seat: Array, size: Size) -> list[Array]:
         for at in reversed(range(0, rows, LONG))  # the last see most, and begin first
     ]
     long = np.zeros((2, size.long_tiles), dtype=np.int64)
+    assert len(listed) <= size.long_tiles, "a tile without a place would be left out"
     if listed:
         long[:, : len(listed)] = np.array(listed, dtype=np.int64).T
     return [*short, *long]

@@ -17,6 +17,7 @@ from paceline.drafters.eagle import EagleDrafter
 from paceline.drafters.formats import find_held
 from paceline.drafters.tree import Proposal
 from paceline.errors import CheckpointError, OptionError
+from paceline.testing import tiny_llm, tokens_of
 from tests.drafters.contract import prompts
 from tests.drafters.eagle_by_hand import Hand, Node
 from tests.drafters.tiny_eagle import Facts, Tensors, config_of, deep_target, random_tensors, renamed, tiny_eagle, write
@@ -200,6 +201,17 @@ def test_a_dynamic_tree_of_a_small_budget_grows_fewer_nodes_a_level() -> None:
     drafter, outputs = run(Spy(write(random_tensors(THIRD), config_of(THIRD)), 5, tree="dynamic", top_k=4, depth=3))
     assert outputs == plain()
     assert max(len(paths) for _, paths in drafter.seen) == 5
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("setting", ["greedy", "everything"])
+def test_a_tree_with_fewer_nodes_than_a_round_has_room_for_says_the_same_a_round_behind(
+    setting: str, captured: bool
+) -> None:
+    """Of one child a node and two levels three nodes are asked for."""
+    drafter = Eagle(tiny_eagle("third"), 3, tree="dynamic", top_k=1, depth=1)
+    llm = tiny_llm(drafter, behind=1, captured=captured, budget="fixed")
+    assert tokens_of(llm, 2, setting) == tokens_of(tiny_llm(), 2, setting)
 
 
 def test_the_static_tree_is_that_of_the_first_eagle() -> None:
