@@ -219,8 +219,10 @@ def check(heads: Heads) -> dict[str, Any]:
         others[f"tiles of {rows}, {splits} splits"] = torch.cat(each)
     others |= {f"nodes of a tree, {splits} splits": as_nodes(0, splits) for splits in (1, 3)}
     usual, attention.WARPS = attention.WARPS, 1
-    others |= {f"nodes in a crowd, from {begin} on": as_nodes(begin, 1) for begin in range(count - 16, count)}
-    attention.WARPS = usual
+    try:
+        others |= {f"nodes in a crowd, from {begin} on": as_nodes(begin, 1) for begin in range(count - 16, count)}
+    finally:
+        attention.WARPS = usual
     keys, values = (part[here] for part in cache)
     return {
         "rows": count,

@@ -150,17 +150,15 @@ class Request:
     """
 
     def __init__(self, owner: AsyncLLM, asked: Asked, only_ends: bool = False) -> None:
-        self._owner, self.asked, self._only_ends = owner, asked, only_ends
+        self._owner, self.asked = owner, asked
         self._loop = asyncio.get_running_loop()
         self._updates: asyncio.Queue[Update | BaseException] = asyncio.Queue()
         self.left = len(asked.samples)  # samples that have not ended, as far as the loop has heard
-        queued = owner._pump.post(lambda: owner.llm._add(asked.samples, self))
+        queued = owner._pump.post(lambda: owner.llm._add(asked.samples, self, only_ends))
         queued.add_done_callback(self._look)
 
     def __call__(self, update: Update | BaseException) -> None:
         """Called by whoever did the round."""
-        if self._only_ends and isinstance(update, Update) and not update.finished:
-            return
         try:
             self._loop.call_soon_threadsafe(self._updates.put_nowait, update)
         except RuntimeError:  # the loop is closed, and nobody there any more

@@ -222,7 +222,7 @@ class QuietDrafter:
 
     taps = Taps()
     trees = False
-    nested = False  # of trees: a smaller budget brings the first nodes of what a larger one brings
+    nested = False  # of trees: a smaller budget brings the first nodes of what a larger one brings, or nearly so
     on_device = False
     told_late = False  # on the host, and `observe` looks at `slot_list` and the host's tables alone
     learned = False

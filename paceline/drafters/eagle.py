@@ -167,7 +167,7 @@ class EagleDrafter(StateReader):
         if network.mask is not None or not (network.ops.trees if self.trees else network.ops.chains):
             return None
         form = self._form(context) if self.trees else None
-        if isinstance(form, Growing) and form.children > MOST_CHILDREN:
+        if form is not None and form.children > MOST_CHILDREN:
             return None
 
         def run(picking: Picks | None) -> Drafts:

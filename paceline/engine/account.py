@@ -68,22 +68,16 @@ def _read_trees(
     """Sizes, depths and nodes that have children, of trees. Scratch nodes are nobody's proposal."""
     counts, depths = [], []
     parents: list[Container[int]] = []
-    for row, size in enumerate(sizes):
+    for row, (size, hung) in enumerate(zip(sizes, above)):
         real = range(size) if scratch is None else [n for n in range(size) if not scratch[row][n]]
-        depth, having = _read_tree(tuple(real), tuple(above[row][:size]))
+        if not row or scratch is not None or size != sizes[row - 1] or hung != above[row - 1]:  # else as the last
+            deep, having = [0] * (size + 1), [hung[node] for node in real]  # behind the nodes the root, which is -1
+            for node, parent in zip(real, having):
+                deep[node] = deep[parent] + 1
         counts.append(len(real))
-        depths.append(depth)
+        depths.append(max(deep))
         parents.append(having)
     return counts, depths, parents
-
-
-@functools.lru_cache(maxsize=256)
-def _read_tree(real: tuple[int, ...], above: tuple[int, ...]) -> tuple[int, frozenset[int]]:
-    """Made once: trees of one shape are every sequence's, round after round."""
-    depth = {-1: 0}
-    for node in real:
-        depth[node] = depth[above[node]] + 1
-    return max(depth.values()), frozenset(above[node] for node in real)
 
 
 def read_logprobs(round: Round, number: int, nodes: list[int], kept: list[int], tokenizer: Any) -> None:

@@ -275,7 +275,7 @@ class Engine:
         seconds, self._last_read = round.times.spent(self._last_read), round.times.read
         plan, met = round.plan, tuple([nodes for _, _, _, nodes in told])
         proposed = sum([drafted.sizes[number] for number, _, _, _ in told if number < plan.num_drafting])
-        context, emitted = sum([one.num_computed for _, one, _, _ in told]), sum([len(kept) for _, _, kept, _ in told])
+        context, emitted = sum([one.num_computed for one in plan.sequences]), sum([len(kept) for _, _, kept, _ in told])
         counts = len(round.batch.ids), len(plan.work), context, proposed, sum(map(len, met)), emitted
         self.stats.add(RoundRecord(*counts, *seconds, plan.budget if round.times.usual and plan.decodes else None, met))
         return seconds

@@ -80,8 +80,8 @@ class Luck:
 
 class NodeLuck:
     """The same of trees that are nested: fewer nodes are the first of more. Counted is how often each node is met, so a
-    round tells exactly what fewer nodes would have brought. A node that was seldom there is met hardly less often than
-    the one before it, until rounds say otherwise."""
+    round tells what fewer nodes would have brought: exactly, or nearly, of trees that grow narrower with fewer. A node
+    that was seldom there is met hardly less often than the one before it, until rounds say otherwise."""
 
     def __init__(self, max_nodes: int) -> None:
         self.rounds = 0

@@ -58,7 +58,7 @@ class Plan:
     @classmethod
     def of(cls, planned: list[Planned], budget: int = 0, before: Plan | None = None) -> Plan:
         """before: kept, with all that was found for it, while nothing changes but what the device alone knows."""
-        if before is not None and before.budget == budget and before.planned == planned and before._is_steady:
+        if before is not None and before.budget == budget and before.planned == planned:
             return before
         kinds: tuple[list[Planned], ...] = ([], [], [])
         for sequence, work in planned:
@@ -67,11 +67,6 @@ class Plan:
         ordered = [*kinds[0], *kinds[1], *kinds[2]]
         counts = len(kinds[0]), len(kinds[0]) + len(kinds[1])
         return cls([sequence for sequence, _ in ordered], [work for _, work in ordered], *counts, budget, planned)
-
-    @cached_property
-    def _is_steady(self) -> bool:
-        """Where they stand only the device knows."""
-        return all(start is None for start in self.starts)
 
     def fit(self, sizes: list[int]) -> None:
         """As many nodes as were proposed for each that samples."""

@@ -105,7 +105,7 @@ class Runner:
     ) -> Verdict | Followed:
         assert out.logits is not None
         layout, rows = batch.layout, batch.places.sampled
-        if out.best is not None and self._follows(slots):
+        if self._follows(slots) and out.best is not None:
             picking = self.state.picking(layout.slots[rows], layout.positions[rows] + 1)
             picked = pick(out.logits[: len(rows)], picking).tolist()
             return follow(proposal, [count - 1 for count in batch.places.sampled_counts], picked)

@@ -55,7 +55,7 @@ class Sequence:
     ahead: list[int] = field(default_factory=list)  # per round ahead: the most tokens it may append; 0: a prompt chunk
     work: Work = NO_WORK  # its share of the last round it decoded in
     num_launched: int = 0  # num_computed, and the prompt chunks ahead of it
-    num_told: int = 0  # output tokens that an update has told
+    num_told: int = 0  # output tokens that are told, or need not be: who waits for the end finds them here
     chars_told: int = 0  # and characters of its text
     end_told: bool = False
     watched: bool = True  # somebody takes its updates as they come; else the last alone is made

@@ -71,6 +71,9 @@ class Chain:
     least: float = 0.0  # a row ends before the draft with which its chain's chance, as the network sees it, falls below
 
 
+MOST_CHILDREN = 16  # of a node of a tree that is drawn in one go
+
+
 class Level(NamedTuple):
     """A level of trees that all have one shape: the children of P nodes, at most K of each."""
 
@@ -85,8 +88,10 @@ class Branches(NamedTuple):
     counts: Tensor  # [N+1] how many nodes a row has that may have so many
     parents: Tensor  # [N]
 
-
-MOST_CHILDREN = 16  # of a node of a tree that grows in one go
+    @property
+    def children(self) -> int:
+        """Of a node, at most."""
+        return max([level.seats.shape[1] for level in self.levels], default=0)
 
 
 class Growing(NamedTuple):
@@ -96,7 +101,7 @@ class Growing(NamedTuple):
 
     levels: int
     width: int  # nodes of a level that get children
-    children: int  # of each of them; no fewer than `width`, and no more than MOST_CHILDREN
+    children: int  # of each of them; no fewer than `width`
     nodes: int  # that are kept
 
 

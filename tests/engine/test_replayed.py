@@ -15,7 +15,9 @@ from paceline import LLM, FirstOf, SamplingParams, Suffix
 from paceline.engine.device import DeviceRunner
 from paceline.engine.replaying import ReplayingRunner
 from paceline.engine.round import Plan
+from paceline.prompts import Prompt
 from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
+from tests.engine.test_ahead import Scripted
 from tests.fakes import DrawnTree, Oracle, tiny_llm
 
 GREEDY = SETTINGS["greedy"]
@@ -171,16 +173,33 @@ def test_what_most_rounds_are_is_captured_before_the_first(name: str, ways: Coun
     assert max(round.proposed for round in llm.engine.stats.recent) == (0 if name == "none" else 2)
 
 
+def test_a_round_knows_the_budget_it_was_planned_with_though_nobody_may_have_as_many() -> None:
+    llm = tiny_llm(Oracle(recorded(1, "greedy"), 5), behind=1, captured=True)
+    llm.engine.budget = Scripted(3, 3, 3, 5, 5, 5)
+    llm.generate(prompts(1), replace(GREEDY, max_tokens=40, max_draft_tokens=1))
+    assert {record.nodes for record in llm.engine.stats.recent} >= {3, 5}
+
+
+def test_a_plan_reaches_as_far_as_all_that_is_ahead_could_take_its_sequences() -> None:
+    llm = tiny_llm(Oracle(recorded(1, "greedy"), 3), behind=2, captured=True)
+    llm.add(Prompt(None, prompts(1)[0]), replace(GREEDY, max_tokens=20))
+    while len(llm.engine._in_flight) < 2 or llm.engine._in_flight[-1].plan.starts != [None]:
+        llm.engine.step()
+    plan, (sequence,) = llm.engine._in_flight[-1].plan, llm.engine.scheduler.running
+    assert len(sequence.ahead) == 2 and sequence.ahead[-1] == 1 + 3
+    assert plan.reaches() == [len(sequence.tokens) + sum(sequence.ahead) - 1 + 1 + 3]
+
+
 def test_a_plan_is_kept_while_the_same_sequences_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     """And is another when somebody comes or leaves, or when fewer drafts fit."""
-    launched: list[tuple[Plan, int, int]] = []
-    real = Plan.launch
+    launched: list[tuple[Plan, list[Any], int]] = []
+    real = Plan.of
 
-    def launch(plan: Plan) -> None:
-        launched.append((plan, len(plan.sequences), sum(plan.nodes)))
-        real(plan)
+    def made(planned: list[Any], budget: int = 0, before: Plan | None = None) -> Plan:
+        launched.append((real(planned, budget, before), list(planned), budget))
+        return launched[-1][0]
 
-    monkeypatch.setattr(Plan, "launch", launch)
+    monkeypatch.setattr(Plan, "of", made)
     for drafter in (None, Oracle(recorded(3, "greedy"), 2)):
         launched.clear()
         llm = tiny_llm(drafter, behind=1, captured=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 from typing import Any
 
 import pytest
 
-from paceline import LLM, NGram, SamplingParams
+from paceline import LLM, AsyncLLM, NGram, SamplingParams
 from paceline.engine import engine
 from paceline.engine.update import Update
 from paceline.outputs import CompletionOutput, Gathered
@@ -23,7 +24,7 @@ from tests.engine.asking import (
     run,
     speaking,
 )
-from tests.fakes import check_books, tiny_llm
+from tests.fakes import check_books, tiny_llm, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,14 @@ def test_updates_are_made_for_who_takes_them_as_they_come(llm: LLM, monkeypatch:
     chunks = [first, *stream]
     assert [update.num_tokens for update in made if update.request_id == first.request_id] == [1, 2, 3, 4, 5, 6]
     assert len(chunks) == 6 and len(made) == 7
+    made.clear()
+
+    async def ask() -> None:
+        async with AsyncLLM(tiny_model()) as other:
+            await other.generate([PROMPT], params)
+
+    asyncio.run(ask())
+    assert [(update.num_tokens, update.finished) for update in made] == [(6, True)]
 
 
 @pytest.mark.parametrize("behind", [None, 0, 1, 2])

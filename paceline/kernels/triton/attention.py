@@ -265,7 +265,8 @@ def _abreast(m: int, positions: int, depth: int, shape: dict[str, Any], size: in
     group = shape["GROUP"]
     rows = max(1, m // group) if m % group == 0 or group % m == 0 else (m - 2) // group + 2
     rows = 1 << (rows - 1).bit_length()
-    room = rows * positions * (shape["MAIN_PAD"] + shape["TAIL_PAD"] + shape["WIDE_PAD"]) * size
+    keys = shape["MAIN_PAD"] + (shape["TAIL_PAD"] if shape["TAIL"] else 0)
+    room = rows * positions * (keys + (0 if shape["LATENT"] else shape["WIDE_PAD"])) * size
     return rows if depth + looking.ADDED.value - 1 <= positions and room <= ROOM_OWN else 0
 
 

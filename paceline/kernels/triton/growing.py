@@ -21,7 +21,7 @@ from paceline.kernels.triton.branching import Fed, feed, keys_of, room, run
 from paceline.kernels.triton.device import PDL, begin, launching
 
 TOGETHER = 8  # nodes that all others are compared with at a time
-MANY = 4096  # keys that four warps look at
+MANY = 4096  # keys, or pairs of a state's values, that four warps look at
 
 _ROOT, _PADDING = tl.constexpr(-1), tl.constexpr(-2)  # parents, as `drafters/tree.py` has them
 _NOTHING = tl.constexpr(-0x7FFFFFFFFFFFFFFF)  # a key below all others
@@ -193,6 +193,7 @@ def _grow(
     begins = 0 if level == 0 else children * (1 + (level - 1) * form.width)
     (fields, paths, given), grown = ((None, None, None), None) if after is None else after
     lanes, many = triton.next_power_of_2(rows), triton.next_power_of_2(parts * children)
+    seats, wide = triton.next_power_of_2(form.width), triton.next_power_of_2(states.shape[1])
     sizes = (parts, level, level * form.width, begins, nodes.tokens.shape[1], batch * form.width)
     _grow_kernel[(batch,)](
         *(keys, sums, sprout.ids, *nodes, numbers, path, *feeding[:5], states, fields, paths, given, grown),
@@ -202,15 +203,15 @@ def _grow(
         CHILDREN=children,
         KIDS=triton.next_power_of_2(children),
         WIDTH=form.width,
-        SEATS=triton.next_power_of_2(form.width),
+        SEATS=seats,
         SIZE=feeding.block_size,
         PARTS=triton.next_power_of_2(parts),
         KEYS=many,
         DEPTH=triton.next_power_of_2(level + 1),
         STATE=states.shape[1],
-        WIDE=triton.next_power_of_2(states.shape[1]),
+        WIDE=wide,
         PDL=PDL,
-        **launching(4 if lanes * many <= MANY else 16),
+        **launching(4 if max(lanes * many, seats * wide // 2) <= MANY else 16),
     )
 
 

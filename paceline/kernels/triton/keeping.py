@@ -120,7 +120,8 @@ def _move_kernel(
 
 
 def move(caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
-    """Rows source [B, D] of all layers to target [B, D], a sequence's own; a launch for layers alike if parts are."""
+    """Rows source [B, D] of all layers to target [B, D], a sequence's own: one launch for layers that are alike, keys
+    and values together where these are alike too."""
     if not source.numel():
         return
     source, target = source.contiguous(), target.contiguous()

@@ -139,7 +139,7 @@ def look(
     M: tl.constexpr, FEW: tl.constexpr, AHEAD: tl.constexpr,
     END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREE: tl.constexpr,
     OWN: tl.constexpr,  # rows of a program whose chunks with keys of their own have programs of their own; 0: none
-    ABREAST: tl.constexpr,  # no program has so many rows, and their own keys stand side by side; 0: in turn
+    ABREAST: tl.constexpr,  # no program has more rows, and their own keys stand side by side; 0: in turn
     FEW_OWN: tl.constexpr,  # positions in a block at which a row may have keys of its own, then
     SPLIT: tl.constexpr,  # chunks are left for another program; else merged here
     LATENT: tl.constexpr, SMALL: tl.constexpr,

@@ -272,7 +272,7 @@ def _tiles_of(spans: tuple[Span, ...], device: torch.device) -> list[Tiles]:
 
 class Late(Hidden):
     """A result with logits. What the last norm gives, where it went into the head's product, and each row's best, which
-    is found in what that product left, are made if they are asked for."""
+    is found in what that product left, are made if they are asked for. So no other is made of one by `replace`."""
 
     def __init__(self, final: Any, tapped: Tensor | None, logits: Tensor, bests: Bests) -> None:
         self._final, self.tapped, self.logits, self._bests = final, tapped, logits, bests

@@ -39,7 +39,9 @@ class Made:
         return Hidden(state.contiguous(), state.contiguous())
 
 
-def grow(made: Made, form: Growing, most: list[int], ids: Tensor | None, device: torch.device) -> Drafts:
+def grow(
+    made: Made, form: Growing, most: list[int], ids: Tensor | None, device: torch.device, longest: int = 99
+) -> Drafts:
     from paceline.kernels.triton import growing
 
     batch = len(most)
@@ -50,7 +52,7 @@ def grow(made: Made, form: Growing, most: list[int], ids: Tensor | None, device:
     states = torch.arange(batch, device=device).float()[:, None].expand(-1, WIDTH_OF_STATE).contiguous()
     head = Weight(torch.empty(0), made.logits_of.shape)
     nothing: Any = SimpleNamespace()
-    return growing.draw(made, Sprout(nothing, head, feeding, states, states, ("states", 1), 99, ids), form, ())  # type: ignore[arg-type]
+    return growing.draw(made, Sprout(nothing, head, feeding, states, states, ("states", 1), longest, ids), form, ())  # type: ignore[arg-type]
 
 
 def by_hand(made: Made, form: Growing, most: int, state: int, ids: list[int] | None) -> list[tuple[int, ...]]:
@@ -140,9 +142,11 @@ def test_of_equals_the_first_are_taken_and_parents_stay_before_children(device: 
     assert paths_of(grow(made, form, [6], None, device), 0)[:2] == [(0,), (1,)]
 
 
-def test_rows_that_are_fed_know_their_places_and_ancestors(device: torch.device) -> None:
+@pytest.mark.parametrize("longest", [99, BEGIN + 2])
+def test_rows_that_are_fed_know_their_places_and_ancestors(longest: int, device: torch.device) -> None:
+    """Beyond the last position a text may have, all are at it."""
     made, form, most = Made(30, seed=6), Growing(3, 3, 3, 9), [9, 5, 1]
-    grow(made, form, most, None, device)
+    grow(made, form, most, None, device, longest)
     first, second = made.fed
     for level, inputs in enumerate((first, second), 1):
         layout = inputs.layout
@@ -153,7 +157,8 @@ def test_rows_that_are_fed_know_their_places_and_ancestors(device: torch.device)
         starts = torch.arange(BEGIN, BEGIN + 3, device=device)[:, None]
         assert layout.lines is not None
         assert layout.lines.view(3, 3).tolist() == torch.where(real, starts + lines, 0).tolist()
-        assert layout.positions.view(3, 3).tolist() == torch.where(real, starts + level - 1, 0).tolist()
+        positions = (starts + level - 1).clamp(max=longest - 1)
+        assert layout.positions.view(3, 3).tolist() == torch.where(real, positions, 0).tolist()
         assert layout.path.view(3, 3, level)[:, :, -1].tolist() == torch.where(real, lines, -1).tolist()
     assert first.ids is not None and second.ids is not None and second.layout is not None
     above = second.layout.path[:, 0].view(3, 3)  # type: ignore[index]

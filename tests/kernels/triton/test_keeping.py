@@ -60,6 +60,26 @@ def test_rows_move_in_all_layers_as_by_tensor_operations(apart: bool, device: to
     assert all(torch.equal(part[30], part[31]) for layer in layers for part in layer)
 
 
+@pytest.mark.parametrize("kind", ["runs of two and one", "values narrower", "other strides", "other dtypes"])
+def test_parts_that_are_not_alike_move_on_their_own(kind: str, device: torch.device) -> None:
+    from paceline.kernels.triton.keeping import move
+
+    whole = torch.randn(4, 10, 2, 16, generator=torch.Generator().manual_seed(4)).to(device)
+    layers: list[tuple[torch.Tensor, ...]] = {
+        "runs of two and one": [(whole[0],), (whole[1],), (whole[3],)],
+        "values narrower": [(whole[0], whole[1, :, :, :8].contiguous())],
+        "other strides": [(whole[0], whole[1].transpose(0, 1).contiguous().transpose(0, 1))],
+        "other dtypes": [(whole[0], whole[1].half())],
+    }[kind]
+    wanted = [tuple(part.clone() for part in layer) for layer in layers]
+    source, target = torch.tensor([[5, 7]], device=device), torch.tensor([[3, 4]], device=device)
+    for layer in wanted:
+        for part in layer:
+            part[target] = part[source]
+    move(layers, source, target)
+    assert all(torch.equal(*pair) for one, other in zip(layers, wanted) for pair in zip(one, other))
+
+
 def test_no_rows_are_put_nowhere(device: torch.device) -> None:
     from paceline.kernels.triton.keeping import put
 
