@@ -162,7 +162,6 @@ class Shared:
     # What jobs and rounds do, by the thread that holds the engine
 
     def _add(self, samples: list[Sequence], box: Box | None, ends: bool = False) -> None:
-        """ends: who has the box wants the last update alone, as who has none does."""
         self._check_open()
         request_id = samples[0].request_id
         again = request_id in self._live  # it was cut short
@@ -170,7 +169,7 @@ class Shared:
         if box is not None:
             self._boxes[request_id] = box
         for sample in samples:
-            sample.watched = box is not None and not ends
+            sample.watched = box is not None and not ends  # else the last update is all that anybody wants
             if not (again and sample in self.engine.scheduler.waiting):
                 self.engine.add(sample)
 

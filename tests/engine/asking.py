@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.drafters.base import Context
+from paceline.engine.stats import EngineStats
 from paceline.outputs import CompletionOutput
 from tests.fakes import VOCAB, Oracle, set_apart, tiny_llm, tiny_model
 from tests.tokens import NUM_IDS, tokenizer
@@ -50,6 +52,16 @@ class Watched(Oracle):
     def propose(self, context: Context) -> Any:
         self.seen += zip(context.lengths.tolist(), context.budgets.tolist())
         return super().propose(context)
+
+
+class Scripted:
+    """A budget that says what it was told to, over and over."""
+
+    def __init__(self, *nodes: int) -> None:
+        self.nodes = itertools.cycle(nodes)
+
+    def choose(self, num_running: int, history: EngineStats) -> int:
+        return next(self.nodes)
 
 
 def assert_empty(llm: LLM) -> None:

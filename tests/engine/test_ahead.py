@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +13,10 @@ from paceline.drafters.base import Context, Observation, QuietDrafter, Taps
 from paceline.drafters.tree import Proposal
 from paceline.engine.budget import MeasuredBudget
 from paceline.engine.round import Plan, Round, Times
-from paceline.engine.stats import EngineStats, SequenceStats
+from paceline.engine.stats import SequenceStats
 from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
 from tests.drafters.tiny_medusa import knowing_medusa
+from tests.engine.asking import Scripted
 from tests.fakes import VOCAB, Recorded, tiny_llm
 
 SUFFIX = Suffix(tree=True, max_spec_factor=4.0, min_token_prob=0.01)
@@ -25,16 +25,6 @@ HOST: dict[str, Callable[[Recorded], Any]] = {
     "first_of": DRAFTERS["first_of"],
     "first_of_states": lambda known: FirstOf(Suffix(8, max_tree_depth=5), Medusa(knowing_medusa(known))),
 }
-
-
-class Scripted:
-    """A budget that says what it was told to, over and over."""
-
-    def __init__(self, *nodes: int) -> None:
-        self.nodes = itertools.cycle(nodes)
-
-    def choose(self, num_running: int, history: EngineStats) -> int:
-        return next(self.nodes)
 
 
 @dataclasses.dataclass

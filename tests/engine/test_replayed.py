@@ -17,7 +17,7 @@ from paceline.engine.replaying import ReplayingRunner
 from paceline.engine.round import Plan
 from paceline.prompts import Prompt
 from tests.drafters.contract import DRAFTERS, SETTINGS, plain, prompts, recorded
-from tests.engine.test_ahead import Scripted
+from tests.engine.asking import Scripted
 from tests.fakes import DrawnTree, Oracle, tiny_llm
 
 GREEDY = SETTINGS["greedy"]
