@@ -307,13 +307,16 @@ def look(
             p = p.to(q.dtype)
             sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
             acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
-    elif TREE and ABREAST > 0:
-        nodes_at = tl.min(tl.where(last >= base, base, NOWHERE))
-        c = tl.arange(0, ABREAST * FEW_OWN)
-        whose, lone = row_begin + c // FEW_OWN, first + row_begin + c // FEW_OWN
-        whose_lowest, whose_last = bounds(ends, firsts, lone, whose < count, END, FIRST, WINDOW)
-        whose_base = tl.load(bases + lone, mask=whose < count, other=NOWHERE).to(tl.int32)
-        own_ones = tl.full((ABREAST * FEW_OWN, COLUMNS), 1.0, tl.float32).to(q.dtype)
+    elif TREE:
+        if ABREAST > 0:
+            nodes_at = tl.min(tl.where(last >= base, base, NOWHERE))
+            c = tl.arange(0, ABREAST * FEW_OWN)
+            whose, lone = row_begin + c // FEW_OWN, first + row_begin + c // FEW_OWN
+            whose_lowest, whose_last = bounds(ends, firsts, lone, whose < count, END, FIRST, WINDOW)
+            whose_base = tl.load(bases + lone, mask=whose < count, other=NOWHERE).to(tl.int32)
+            own_ones = tl.full((ABREAST * FEW_OWN, COLUMNS), 1.0, tl.float32).to(q.dtype)
+        else:
+            row_end = tl.minimum((sub * M + M - 1) // GROUP + 1, count)
         for item in tl.range(tl.maximum(skipped, num_shared), num_items, num_stages=1):
             block, chunk, inside = nth(item, chunk0, far0, shares, PER, EDGE, FAR)
             p_at = block * BLOCK + n
@@ -322,68 +325,62 @@ def look(
                     partial, stats, left_at, chunk - shares, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
                     WIDE, SPLIT, WINDOW,
                 )  # fmt: skip
-            # Sums are those of a block that is looked at as a whole, if what comes first is all that is added at once.
-            edge = tl.maximum(nodes_at // ADDED * ADDED, block * BLOCK)
-            edge = tl.minimum(edge, block * BLOCK + BLOCK - FEW_OWN)
-            line, there = within(p_at, lo, hi), (p_at >= lo) & (p_at < edge)
-            rows = row_of(tl.load(table + line // PAGE), line, PAGE, SMALL)
-            own_at, own_there = own_rows(
-                path, table, lone, whose_lowest, whose_last, whose_base, edge + c % FEW_OWN, depth, path_stride,
-                PAGE, SMALL,
-            )  # fmt: skip
-            k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
-            own_k = fetch(k_at + MAIN_AT, own_at, k_stride, own_there, MAIN, MAIN_PAD)
-            if LATENT:
-                v, own_v = k, own_k
-            else:
-                v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
-                own_v = fetch(v_at, own_at, v_stride, own_there, WIDE, WIDE_PAD)
-            s = bend(score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED)
-            s = tl.where(there & (p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
-            own = score(q, q_tail, own_k, k_at + TAIL_AT, own_at, k_stride, own_there, TAIL, TAIL_PAD)
-            own = tl.where((row[:, None] == whose) & own_there, bend(own, inner, CAPPED), float("-inf"))
-            new, safe = rise(tl.maximum(tl.max(s, 1), tl.max(own, 1)), m, factor)
-            p = tl.exp2(tl.fma(s, factor, -safe[:, None])).to(q.dtype)
-            own_p = tl.exp2(tl.fma(own, factor, -safe[:, None])).to(q.dtype)
-            alpha = tl.exp2(m - safe)[:, None]
-            sums = tl.dot(p, ones, sums * alpha, input_precision="ieee")
-            sums = tl.dot(own_p, own_ones, sums, input_precision="ieee")
-            acc = tl.dot(p, v.to(q.dtype), acc * alpha, input_precision="ieee")
-            acc = tl.dot(own_p, own_v.to(q.dtype), acc, input_precision="ieee")
-            m = new
-    elif TREE:
-        row_end = tl.minimum((sub * M + M - 1) // GROUP + 1, count)
-        for item in range(tl.maximum(skipped, num_shared), num_items):
-            block, chunk, inside = nth(item, chunk0, far0, shares, PER, EDGE, FAR)
-            p_at = block * BLOCK + n
-            if (inside == 0) & (item > 0):
-                m, sums, acc, seen_m, seen_total, seen = turn(
-                    partial, stats, left_at, chunk - shares, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
-                    WIDE, SPLIT, WINDOW,
-                )  # fmt: skip
-            s = tl.full((M, BLOCK), float("-inf"), tl.float32)
-            for r in tl.range(row_begin, row_end, num_stages=1):
-                rows, there = rows_seen_by(
-                    ends, firsts, bases, path, table, first + r, r < count, p_at, depth, path_stride,
-                    PAGE, SMALL, END, FIRST, WINDOW,
+            if ABREAST > 0:
+                # Cut where a tensor core's sum ends: all sums are those of the block looked at as a whole.
+                edge = tl.maximum(nodes_at // ADDED * ADDED, block * BLOCK)
+                edge = tl.minimum(edge, block * BLOCK + BLOCK - FEW_OWN)
+                line, there = within(p_at, lo, hi), (p_at >= lo) & (p_at < edge)
+                rows = row_of(tl.load(table + line // PAGE), line, PAGE, SMALL)
+                own_at, own_there = own_rows(
+                    path, table, lone, whose_lowest, whose_last, whose_base, edge + c % FEW_OWN, depth, path_stride,
+                    PAGE, SMALL,
                 )  # fmt: skip
                 k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
-                own = bend(score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED)
-                s = tl.where((row == r)[:, None] & there[None, :], own, s)
-            p, m, alpha = soften(s, m, factor)
-            p = p.to(q.dtype)
-            sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
-            acc *= alpha[:, None]
-            for r in tl.range(row_begin, row_end, num_stages=1):
-                rows, there = rows_seen_by(
-                    ends, firsts, bases, path, table, first + r, r < count, p_at, depth, path_stride,
-                    PAGE, SMALL, END, FIRST, WINDOW,
-                )  # fmt: skip
+                own_k = fetch(k_at + MAIN_AT, own_at, k_stride, own_there, MAIN, MAIN_PAD)
                 if LATENT:
-                    v = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+                    v, own_v = k, own_k
                 else:
                     v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
-                acc = tl.dot(tl.where((row == r)[:, None], p, 0.0), v.to(q.dtype), acc, input_precision="ieee")
+                    own_v = fetch(v_at, own_at, v_stride, own_there, WIDE, WIDE_PAD)
+                s = bend(score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED)
+                s = tl.where(there & (p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
+                own = score(q, q_tail, own_k, k_at + TAIL_AT, own_at, k_stride, own_there, TAIL, TAIL_PAD)
+                own = tl.where((row[:, None] == whose) & own_there, bend(own, inner, CAPPED), float("-inf"))
+                new, safe = rise(tl.maximum(tl.max(s, 1), tl.max(own, 1)), m, factor)
+                p = tl.exp2(tl.fma(s, factor, -safe[:, None])).to(q.dtype)
+                own_p = tl.exp2(tl.fma(own, factor, -safe[:, None])).to(q.dtype)
+                alpha = tl.exp2(m - safe)[:, None]
+                sums = tl.dot(p, ones, sums * alpha, input_precision="ieee")
+                sums = tl.dot(own_p, own_ones, sums, input_precision="ieee")
+                acc = tl.dot(p, v.to(q.dtype), acc * alpha, input_precision="ieee")
+                acc = tl.dot(own_p, own_v.to(q.dtype), acc, input_precision="ieee")
+                m = new
+            else:
+                s = tl.full((M, BLOCK), float("-inf"), tl.float32)
+                for r in tl.range(row_begin, row_end, num_stages=1):
+                    rows, there = rows_seen_by(
+                        ends, firsts, bases, path, table, first + r, r < count, p_at, depth, path_stride,
+                        PAGE, SMALL, END, FIRST, WINDOW,
+                    )  # fmt: skip
+                    k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+                    own = bend(
+                        score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED
+                    )
+                    s = tl.where((row == r)[:, None] & there[None, :], own, s)
+                p, m, alpha = soften(s, m, factor)
+                p = p.to(q.dtype)
+                sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
+                acc *= alpha[:, None]
+                for r in tl.range(row_begin, row_end, num_stages=1):
+                    rows, there = rows_seen_by(
+                        ends, firsts, bases, path, table, first + r, r < count, p_at, depth, path_stride,
+                        PAGE, SMALL, END, FIRST, WINDOW,
+                    )  # fmt: skip
+                    if LATENT:
+                        v = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+                    else:
+                        v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
+                    acc = tl.dot(tl.where((row == r)[:, None], p, 0.0), v.to(q.dtype), acc, input_precision="ieee")
     if SPLIT or OWN > 0:
         if SPLIT:
             if skipped < num_items:

@@ -1,4 +1,4 @@
-"""Matrix products in Triton, with what stands around them in a layer: `matmul`, `logits`, `logits_best`.
+"""Matrix products in Triton, with what stands around them in a layer: `matmul`, `logits`, `logits_bests`.
 
 Every result is row-invariant: bits depend on a row and the weight, neither on how many rows there are nor on the tile
 (but for a drafter's weights of 8 bits: see `product.py`).
@@ -63,16 +63,8 @@ def logits(x: Tensor, weight: Matrix, norm: Norm | None = None) -> Tensor:
     return out
 
 
-def logits_best(
-    x: Tensor, weight: Matrix, norm: Norm | None = None, picked: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """`logits`, and [R] int64 the lowest id of each row's largest: -1 where none is above -inf or one is NaN."""
-    out, bests = logits_bests(x, weight, norm, picked)
-    return out, best_of(bests)
-
-
 def best_of(bests: Bests) -> Tensor:
-    """[R] the best of each row, of what its blocks left."""
+    """[R] int64 the lowest id of each row's largest, of what its blocks left; -1: none is above -inf, or one is NaN."""
     values, ids = bests
     rows, blocks = values.shape
     best = torch.empty(rows, dtype=torch.int64, device=values.device)

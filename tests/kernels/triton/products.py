@@ -60,3 +60,11 @@ def check(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
     assert got.shape == wanted.shape
     size = wanted.abs().max().item() * (2 if got.device.type == "cpu" else 1)  # see `rounded`
     assert (got.double() - wanted).abs().max().item() <= size * ROUNDING[dtype] + 1e-6
+
+
+def logits_best(*given: Any) -> tuple[Tensor, Tensor]:
+    """The logits, and each row's best, found in what their product left."""
+    from paceline.kernels.triton.matmul import best_of, logits_bests
+
+    made, bests = logits_bests(*given)
+    return made, best_of(bests)

@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.errors import OptionError
 from paceline.kernels import select
 from paceline.sampling.verify import argmax
-from tests.kernels.triton.products import check, expected, make, rows_of, whole
+from tests.kernels.triton.products import check, expected, logits_best, make, rows_of, whole
 
 DTYPES = [torch.bfloat16, torch.float16]
 
@@ -91,7 +91,7 @@ def test_all_tiles_agree_and_in_none_does_the_number_of_rows_change_a_bit(
     for tile in tiles:
         monkeypatch.setattr(module, "find_tile", lambda *given, tile=tile: tile)
         both = module.matmul(x, weight, bias), module.matmul(x, weight, norm=norm, gate="relu")
-        best, few = module.logits_best(x, weight), module.matmul(x[:5], weight, bias)
+        best, few = logits_best(x, weight), module.matmul(x[:5], weight, bias)
         assert torch.equal(few, both[0][:5])
         assert torch.equal(best[0], module.logits(x, weight))
         assert torch.equal(best[1].cpu(), argmax(best[0].cpu()))

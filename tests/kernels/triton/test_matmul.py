@@ -7,7 +7,7 @@ import torch
 
 from paceline.kernels.ops import ACTIVATIONS
 from paceline.sampling.verify import argmax
-from tests.kernels.triton.products import check, expected, make, rows_of, whole
+from tests.kernels.triton.products import check, expected, logits_best, make, rows_of, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # numpy of an infinity
 
@@ -83,7 +83,7 @@ def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyP
     for tile in tiles:
         monkeypatch.setattr(module, "find_tile", lambda *given, tile=tile: tile)
         both = module.matmul(x, weight), module.matmul(x, weight, norm=norm, gate="relu")
-        made.append([*both, module.logits_best(x, weight)[1]])
+        made.append([*both, logits_best(x, weight)[1]])
     assert all(torch.equal(one[i], made[0][i]) for one in made for i in range(3))
 
 
@@ -127,7 +127,7 @@ def test_the_squares_of_a_row_are_summed_in_the_order_that_is_written_down(devic
 
 
 def test_logits_are_float32_and_the_best_is_the_lowest_of_equals(device: torch.device) -> None:
-    from paceline.kernels.triton.matmul import logits, logits_best
+    from paceline.kernels.triton.matmul import logits
 
     x, weight = whole(device, 9, 64), whole(device, 150, 64, seed=1)
     weight[140] = weight[3]
@@ -152,7 +152,7 @@ def test_logits_of_many_rows_come_from_tiles_that_end(device: torch.device, monk
     for m in (128, 16):
         tile = Tile(m, 64, 64, boxes=True, lasting=True)
         monkeypatch.setattr(module, "find_tile", lambda *ignored, tile=tile: tile)
-        assert torch.equal(module.logits(x, weight), module.logits_best(x, weight)[0])
+        assert torch.equal(module.logits(x, weight), logits_best(x, weight)[0])
     assert [tile.lasting for tile in given] == [False] * 2 + [True] * 2
 
 
@@ -166,12 +166,11 @@ def test_logits_of_some_rows_are_those_of_all(
     monkeypatch.setattr(module, "find_tile", lambda *ignored: Tile(16, 32, 128, folded=folded))
     x, weight, picked = make(device, 4, 64), make(device, 70, 64, seed=1), torch.tensor([2, 0, 2], device=device)
     for norm in (None, module.Norm(make(device, 64, seed=2), 1e-5)):
-        found = module.logits_best(x, weight, norm, picked)
-        assert all(torch.equal(some, every[picked]) for some, every in zip(found, module.logits_best(x, weight, norm)))
+        found = logits_best(x, weight, norm, picked)
+        assert all(torch.equal(some, every[picked]) for some, every in zip(found, logits_best(x, weight, norm)))
 
 
 def test_a_row_with_nothing_above_minus_infinity_has_no_best(device: torch.device) -> None:
-    from paceline.kernels.triton.matmul import logits_best
 
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0]], device=device).repeat(1, 8)
     weight = torch.zeros(40, 16, device=device)
@@ -180,7 +179,7 @@ def test_a_row_with_nothing_above_minus_infinity_has_no_best(device: torch.devic
 
 
 def test_rows_apart_in_memory_and_no_rows_at_all(device: torch.device) -> None:
-    from paceline.kernels.triton.matmul import logits_best, matmul
+    from paceline.kernels.triton.matmul import matmul
 
     x, weight = whole(device, 3, 96), whole(device, 16, 32, seed=1)
     assert torch.equal(matmul(x[:, 32:64], weight), matmul(x[:, 32:64].contiguous(), weight))
