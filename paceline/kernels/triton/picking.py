@@ -1,9 +1,10 @@
 """Tokens picked from logits: temperature, keyed noise, and the likeliest, of equals the lowest id.
 
 To the bit what `sampling/noise.py` and `sampling/verify.argmax` make in tensor operations: hashing in 32-bit integers,
-noise in float64 additions and multiplications that nothing may fuse. A program has BLOCK neighbours of one row and
-leaves an integer, value before id, so that the greatest of those is the pick and no order matters; or, where a node
-gets several children, as many, its greatest.
+noise in float64 additions and multiplications that nothing may fuse. That noise takes tables and many operations, so
+it is made for those tokens alone that may be picked: rough noise tells which, and is off by less than they are given
+room for. A program has BLOCK neighbours of one row and leaves an integer, value before id, so that the greatest of those
+is the pick and no order matters; or, where a node gets several children, as many, its greatest.
 """
 
 from __future__ import annotations
@@ -14,9 +15,15 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.rounds import Keyed
-from paceline.kernels.triton.device import PDL, begin, launching
+from paceline.kernels.triton.device import INTERPRETED, PDL, begin, launching
 
 BLOCK = 1024  # logits of a program
+
+# Rough noise, and the sums it is in, are off by 5e-5 and 5e-7 of what is summed at most: twice that, and ten times over.
+_ROOM, _SHARE = tl.constexpr(1e-3), tl.constexpr(1e-5)
+_APPROXIMATE = tl.constexpr(not INTERPRETED)
+_GROUPS = tl.constexpr(16)  # of a block: the least of their greatest is below as many of its greatest
+_ONE = tl.constexpr(1 << 20)  # counts beside a sum of places
 
 _NAN = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # a key above all others: a row with a NaN has no pick
 _NOTHING = tl.constexpr(-0x7F800001)  # the upper half of -inf's keys
@@ -44,23 +51,59 @@ def _words(parts):
 
 
 @triton.jit
-def _log(x, inverse, logarithm):
+def _log(x, wanted, inverse, logarithm):
     """Of positive normal float64, by table and cubic."""
     raw = x.to(tl.int64, bitcast=True)
     exponent = ((raw >> 52) - 1023).to(tl.float64)
     index = (raw >> 40) & 4095
     mantissa = ((raw & 0xFFFFFFFFFFFFF) | 0x3FF0000000000000).to(tl.float64, bitcast=True)
-    rest = mantissa * tl.load(inverse + index) - 1.0
+    rest = mantissa * tl.load(inverse + index, wanted, 1.0) - 1.0
     series = rest * (1.0 - rest * (0.5 - rest * 0.3333333333333333))
-    return exponent * 0.6931471805599453 + (tl.load(logarithm + index) + series)
+    return exponent * 0.6931471805599453 + (tl.load(logarithm + index, wanted, 0.0) + series)
 
 
 @triton.jit
-def _gumbel(first, second, ids, inverse, logarithm):
-    """float32 noise of tokens, from their row's words."""
-    bits = _mix(_mix(ids.to(tl.uint32) ^ first) + second)
+def _bits(words, ids):
+    """32 bits of each token, from their row's words."""
+    return _mix(_mix(ids.to(tl.uint32) ^ words[0]) + words[1])
+
+
+@triton.jit
+def _gumbel(bits, wanted, inverse, logarithm):
+    """float32 noise of those that are wanted."""
     unit = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10
-    return (-_log(-_log(unit, inverse, logarithm), inverse, logarithm)).to(tl.float32)
+    return (-_log(-_log(unit, wanted, inverse, logarithm), wanted, inverse, logarithm)).to(tl.float32)
+
+
+@triton.jit
+def _rough_log(x):
+    """By the processor's own base of 2, if there is one: off by 2⁻²² at most, of where x is in (1/2, 2) and in proportion
+    elsewhere."""
+    if _APPROXIMATE:
+        two = tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        two = tl.log2(x)
+    return two * 0.6931472
+
+
+@triton.jit
+def _rough_gumbel(bits):
+    """The same to within 5e-5. Where the first logarithm is of nearly 1 it is a series: the second needs it exact in
+    proportion."""
+    unit = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    rest = ((bits ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 1 - unit
+    near = rest * (1.0 + rest * (0.5 + rest * 0.33333334))
+    return -_rough_log(tl.where(rest < 0.015625, near, -_rough_log(unit)))
+
+
+@triton.jit
+def _may_win(rough, least):
+    """Which values, roughly known, may in truth be no less than what is roughly `least`; a NaN may, -inf need not."""
+    near = tl.minimum(least, 3e38)  # what is about as large may be infinite or not
+    near = tl.where(near > 0.0, near * (1.0 - _SHARE), near * (1.0 + _SHARE)) - _ROOM
+    return (rough != -float("inf")) & ~(rough < near)
 
 
 @triton.jit
@@ -147,28 +190,59 @@ def _sample_kernel(
     if rows is not None:
         at = tl.load(rows + row)
     slot = tl.load(slots + at)
+    logits += row * stride
     place = part * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(logits + row * stride + place, place < vocabulary, -float("inf")).to(tl.float32)
+    values = tl.load(logits + place, place < vocabulary, -float("inf")).to(tl.float32)
     ids = place
     if names is not None:
         ids = tl.load(names + place, place < vocabulary, 0).to(tl.int32)
+    heat = tl.full([], 1.0, tl.float32)
     if temperature is not None:
-        values = tl.div_rn(values, tl.load(temperature + slot * floats))
-    if tl.load(greedy + slot * ints) == 0:
-        seed, sample = tl.load(seeds + slot * ints), tl.load(samples + slot * ints)
-        position, stream = tl.load(positions + at) + ahead, tl.zeros_like(seed) + STREAM
-        if extra is None:
-            first, second = _words((seed, seed >> 32, sample, position, stream))
-        else:
-            first, second = _words((seed, seed >> 32, sample, position, stream, tl.load(extra + row)))
-        values += _gumbel(first, second, ids, inverse, logarithm)
+        heat = tl.load(temperature + slot * floats)
+    greedily = tl.load(greedy + slot * ints) != 0
+    seed, sample = tl.load(seeds + slot * ints), tl.load(samples + slot * ints)
+    position, stream = tl.load(positions + at) + ahead, tl.zeros_like(seed) + STREAM
+    if extra is None:
+        words = _words((seed, seed >> 32, sample, position, stream))
+    else:
+        words = _words((seed, seed >> 32, sample, position, stream, tl.load(extra + row)))
+    bits = _bits(words, ids)
     if NUMBERS:
         ids = place
-    if out is None:
-        to = row * tl.num_programs(1) + part
-        _leave(keys + to * COUNT, None if sums is None else sums + to, values, ids, COUNT)
-    else:
+    to = row * tl.num_programs(1) + part
+    if out is not None:
+        values = tl.div_rn(values, heat)
+        if not greedily:
+            values += _gumbel(bits, place < vocabulary, inverse, logarithm)
         tl.store(out + row * vocabulary + place, values, place < vocabulary)
+    elif COUNT == 1 and sums is None:
+        best = tl.full([], 0, tl.int64)
+        if greedily:
+            best = tl.max(keys_of(tl.div_rn(values, heat), ids), 0)
+        else:
+            rough = values * (1.0 / heat) + _rough_gumbel(bits)
+            wanted = _may_win(rough, tl.max(rough, 0))
+            found = tl.sum(tl.where(wanted, tl.arange(0, BLOCK) + _ONE, 0), 0)
+            if found // _ONE == 1:  # nearly always
+                only = part * BLOCK + found % _ONE
+                name = only
+                if names is not None:
+                    name = tl.load(names + only).to(tl.int32)
+                value = tl.div_rn(tl.load(logits + only).to(tl.float32), heat)
+                value += _gumbel(_bits(words, name), True, inverse, logarithm)
+                best = keys_of(value, only if NUMBERS else name)
+            else:
+                exact = tl.div_rn(values, heat) + _gumbel(bits, wanted, inverse, logarithm)
+                best = tl.max(keys_of(exact, ids), 0)
+        tl.store(keys + to, best)
+    else:
+        values = tl.div_rn(values, heat)
+        if not greedily:
+            rough = values + _rough_gumbel(bits)
+            least = tl.min(tl.max(tl.reshape(rough, (_GROUPS, BLOCK // _GROUPS), can_reorder=True), 1), 0)
+            wanted = _may_win(rough, least)
+            values = tl.where(wanted, values + _gumbel(bits, wanted, inverse, logarithm), rough)
+        _leave(keys + to * COUNT, None if sums is None else sums + to, values, ids, COUNT)
 
 
 @triton.jit

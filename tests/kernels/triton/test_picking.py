@@ -60,6 +60,45 @@ def test_samples_are_those_of_tensor_operations(
     assert found.tolist() == by_tensors(logits, stream, extra, divided=True).tolist()
 
 
+@pytest.mark.parametrize("spread", [0.3, 3.0, 1e4, 1e30])
+def test_exact_noise_is_made_for_whatever_may_win(spread: float, device: torch.device) -> None:
+    """Logits among which one token nearly wins by itself, or many are equals, or some are no numbers."""
+    from paceline.kernels.triton.picking import sample
+
+    seeds, samples, _ = SLOTS[PLACES].unbind(1)
+    values = noise._gumbel(Keys(seeds, samples), POSITIONS + 1, noise.SAMPLE, 3000)
+    logits = made(3000, spread)
+    logits[1] = -(WARMTH[PLACES[1]] * values[1])  # what noise takes away: all are equals but for rounding
+    logits[4, 5::7] = -INF
+    logits[4, 1024:2048] = -INF  # all of a program's
+    logits[5, 1500], logits[5, 2900] = INF, INF
+    wrong = logits.clone()
+    wrong[:, 2500] = float("nan")
+    wrong[4] = -INF
+    where = PLACES.to(device), POSITIONS.to(device)
+    for given in (logits, wrong):
+        found = sample(given.to(device), *where, keyed(device, noise.SAMPLE, None)).tolist()
+        assert found == by_tensors(given, noise.SAMPLE, None).tolist()
+    assert found == [-1] * len(PLACES)
+
+
+def test_rough_noise_is_off_by_less_than_is_said(device: torch.device) -> None:
+    from paceline.kernels.triton import picking
+    from tests.kernels.triton.noises import both_kinds
+
+    near = torch.tensor([0, 1, 2, 3, 2**25, 2**26 - 1, 2**26, 2**26 + 1, 2**31 - 1])
+    edges = torch.cat([near, 2**32 - 1 - near])  # where it is least and greatest, and where its series ends
+    bits = torch.cat([edges, torch.randint(2**32, (4096 - len(edges),), generator=torch.Generator().manual_seed(0))])
+    out = torch.empty(2, len(bits), device=device)
+    given = bits.to(torch.uint32).to(device)
+    both_kinds[(1,)](given, out, *noise.tables(device), SIZE=len(bits))
+    exact, rough = out.cpu()
+    assert exact[0] < -3.1 and exact[len(near)] > 22.8
+    assert exact.equal((-noise._log(-noise._log(noise._unit(bits)))).float())
+    assert (rough - exact).abs().max() < 5e-5
+    assert picking._ROOM.value >= 20 * 5e-5
+
+
 def test_a_drafter_that_knows_some_tokens_samples_with_the_noise_of_those(device: torch.device) -> None:
     from paceline.kernels.triton.picking import sample
 
@@ -124,7 +163,7 @@ def test_keys_that_nobody_left_name_nothing(device: torch.device) -> None:
 
 def test_keys_name_as_many_as_are_asked_for_the_best_first(device: torch.device) -> None:
     """Of equals the lowest; where fewer are above -inf, none; and of a NaN none, but the others behind it."""
-    from paceline.kernels.triton.picking import best_keys, decide, sample_keys
+    from paceline.kernels.triton.picking import best_keys, decide, perturb, sample_keys
 
     def named(keys: Tensor, count: int) -> list[list[int]]:
         found = []
@@ -139,9 +178,12 @@ def test_keys_name_as_many_as_are_asked_for_the_best_first(device: torch.device)
     found = named(best_keys(values.to(device), 3), 3)
     assert found == [[2099, 7, 1500], [1023, 1024, 0], [9, -1, -1], [-1, 4, 0]]
     assert named(best_keys(values[:2, :2].to(device), 3), 3) == [[0, 1, -1]] * 2, "a vocabulary of two"
-    logits, where = made(1100, 40.0).to(device), (PLACES.to(device), POSITIONS.to(device))
+    logits, where = made(1100, 9.0).to(device), (PLACES.to(device), POSITIONS.to(device))
     how = keyed(device, noise.SAMPLE, None)
-    sampled = named(sample_keys(logits, *where, how, 3), 3)
+    keys = sample_keys(logits, *where, how, 3)
+    truly = best_keys(perturb(logits, *where, how), 3)
+    assert keys.topk(3).values.equal(truly.topk(3).values), "with exact noise"
+    sampled = named(keys, 3)
     for child in range(3):
         assert [row[child] for row in sampled] == decide(sample_keys(logits, *where, how)).tolist()
         logits[range(len(sampled)), [row[child] for row in sampled]] = -INF
