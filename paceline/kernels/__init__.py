@@ -81,7 +81,7 @@ def _triton(device: torch.device, fast: bool, packs: bool) -> Ops:
         from paceline.kernels.triton.ops import FastOps, TritonOps
     except ImportError as error:
         raise OptionError(f"{asked} the package triton: {error}") from None
-    if device.type != "cuda" and not INTERPRETED:
+    if device.type == "cpu" and not INTERPRETED:
         instead = "leave that out" if fast else "use auto or native"
         raise OptionError(f"{asked} a GPU, not {device}; on a CPU {instead}")
     return FastOps(device, packs) if fast else TritonOps(device, packs)

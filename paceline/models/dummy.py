@@ -21,9 +21,11 @@ def random_tensor(name: str, shape: Shape, dtype: torch.dtype, device: torch.dev
     """Matrices that keep what they read about as large as it was; vectors of ones, biases of zeros."""
     if len(shape) < 2:
         return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, dtype=dtype, device=device)
+    made = torch.empty(shape, dtype=dtype, device=device)
+    if made.is_meta:  # shapes alone
+        return made
     seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
-    generator = torch.Generator(device).manual_seed(seed)
-    return torch.empty(shape, dtype=dtype, device=device).normal_(0.0, shape[-1] ** -0.5, generator=generator)
+    return made.normal_(0.0, shape[-1] ** -0.5, generator=torch.Generator(device).manual_seed(seed))
 
 
 class DummySource:

@@ -38,7 +38,7 @@ FEW_OWN = 32  # positions of a block at which rows may have keys of their own th
 ROOM_OWN = 80 << 10  # bytes of such keys and values
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
-AHEAD = 64  # values a thread reads at once where chunks are merged
+AHEAD, MOST_AHEAD = 64, 16  # values a thread reads at once where chunks are merged, and of how many chunks at most
 SMALL = 1 << 31  # values that 32 bits tell apart
 LOG2E = math.log2(math.e)
 
@@ -194,7 +194,7 @@ def _launch(
         subs=subs, splits=splits, chunks=chunks, tile_rows=tiles.rows if room < q.shape[0] else 0,
         BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block,
         M=m, FEW=few, OWN=own, ABREAST=abreast, FEW_OWN=min(FEW_OWN, block),
-        AHEAD=max(2, min(32, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
+        AHEAD=max(2, min(MOST_AHEAD, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
         FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
         SPLIT=splits > 1, SMALL=all(len(part) * part.stride(0) < SMALL for part in layer), PDL=PDL,
         **seen, **shape, **options,

@@ -127,7 +127,14 @@ def gather(
     write(out_at, at, ok, total, acc, WIDE)
 
 
-@triton.jit(do_not_specialize=["subs", "splits", "chunks", "tile_rows", "depth", "path_stride", "table_stride"])
+# Read value by value, and parts of larger tensors: one kernel serves them wherever they begin.
+_LOOSE = ["slots", "ends", "firsts", "bases", "path", "table", "tile_first", "tile_count"]
+
+
+@triton.jit(
+    do_not_specialize=["subs", "splits", "chunks", "tile_rows", "depth", "path_stride", "table_stride"],
+    do_not_specialize_on_alignment=_LOOSE,
+)
 def look(
     q_at, k_at, v_at, out_at, partial, stats, arrivals,
     slots, ends, firsts, bases, path, table, tile_first, tile_count,

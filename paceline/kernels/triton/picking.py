@@ -3,8 +3,8 @@
 To the bit what `sampling/noise.py` and `sampling/verify.argmax` make in tensor operations: hashing in 32-bit integers,
 noise in float64 additions and multiplications that nothing may fuse. That noise takes tables and many operations, so
 it is made for those tokens alone that may be picked: rough noise tells which, and is off by less than they are given
-room for. A program has BLOCK neighbours of one row and leaves an integer, value before id, so that the greatest of those
-is the pick and no order matters; or, where a node gets several children, as many, its greatest.
+room for. A program has BLOCK neighbours of one row and leaves an integer, value before id, so that the greatest of
+those is the pick and no order matters; or, where a node gets several children, as many, its greatest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.kernels.triton.device import INTERPRETED, PDL, begin, launching
 
 BLOCK = 1024  # logits of a program
 
-# Rough noise, and the sums it is in, are off by 5e-5 and 5e-7 of what is summed at most: twice that, and ten times over.
+# Rough noise is off by 5e-5 at most, what it is added to by 5e-7 of itself. Of two that is twice as much; ten times it.
 _ROOM, _SHARE = tl.constexpr(1e-3), tl.constexpr(1e-5)
 _APPROXIMATE = tl.constexpr(not INTERPRETED)
 _GROUPS = tl.constexpr(16)  # of a block: the least of their greatest is below as many of its greatest
@@ -77,8 +77,7 @@ def _gumbel(bits, wanted, inverse, logarithm):
 
 @triton.jit
 def _rough_log(x):
-    """By the processor's own base of 2, if there is one: off by 2⁻²² at most, of where x is in (1/2, 2) and in proportion
-    elsewhere."""
+    """By the device's own logarithm of base 2, off by 2⁻²² at most; where there is none, the interpreter's."""
     if _APPROXIMATE:
         two = tl.inline_asm_elementwise(
             "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
