@@ -28,6 +28,7 @@ from torch import Tensor
 from paceline.bench import machine, results
 from paceline.kernels.triton import library, tuning
 from paceline.kernels.triton import matmul as kernels
+from paceline.kernels.triton.arithmetic import LANES, group_of
 from paceline.kernels.triton.int8 import Matrix
 from paceline.kernels.triton.tiles import Shape, Tile, bucket, find_tile
 
@@ -36,7 +37,7 @@ HEAD_ROWS = 256  # nobody wants the logits of more
 COUNTS = 1, 8, 16, 17, 64, 128, 300  # rows among which row 0 must stay the same
 TRIED = 40  # rows in each of these tiles: what is copied how, and whose rows are the tensor core's
 KINDS = (
-    Tile(16, 32, 128), Tile(16, 16, 128, folded=True), Tile(64, 32, 64), Tile(64, 64, 64, boxes=True),
+    Tile(16, 32, 128), Tile(64, 32, 64), Tile(64, 64, 64, boxes=True),
     Tile(16, 64, 128, boxes=True, turned=True), Tile(32, 64, 64, stages=5, boxes=True, turned=True, ahead=8),
     Tile(64, 128, 64, stages=3, boxes=True, turned=True), Tile(128, 64, 64, boxes=True),
     Tile(32, 32, 128, boxes=True, lasting=True), Tile(16, 64, 128, boxes=True, turned=True, lasting=True),
@@ -52,7 +53,7 @@ MODELS = {  # layers, hidden, rows of queries, keys and values, inner, vocabular
 }
 HEADS = {"llama-8b": 32000, "smollm2-135m": 16384}  # vocabularies of EAGLE-3 heads
 FLOATS = "-floats"  # behind the name of a head whose weights are not packed
-OMITTED = "turned", "lasting", "boxes", "folded"  # that tuning may do without
+OMITTED = "turned", "lasting", "boxes"  # that tuning may do without
 
 
 class Product(NamedTuple):
@@ -89,17 +90,36 @@ def products() -> Iterator[Product]:
                 yield Product(f"{model}-eagle3", name, columns, depth, 1, packed=True)
 
 
+def group_squares(x: Tensor) -> Tensor:
+    """[T, K] → [T, 128] what whoever made rows would have left of their squares."""
+    group = group_of(x.shape[1])
+    sums = F.pad(x.float() ** 2, (0, -x.shape[1] % group)).unflatten(1, (-1, group))
+    while sums.shape[2] > 1:
+        sums = sums[:, :, 0::2] + sums[:, :, 1::2]
+    return F.pad(sums[:, :, 0], (0, LANES - sums.shape[1]))
+
+
 class Case:
     """One product's weights, and what is launched with them."""
 
     def __init__(self, given: Product) -> None:
         self.given, self.shape = given, given.shape
-        _, self.weights, _, self.around = tuning.operands(self.shape, 1, DEVICE, DTYPE)
+        _, self.weights, _, around = tuning.operands(self.shape, 1, DEVICE, DTYPE)
+        norm = kernels.Norm(torch.ones(given.depth, device=DEVICE), 1e-5) if self.shape.normed else None
+        self.around = kernels.Around(norm=norm, gate=around.gate)
         self.dense = self.weights  # the library's
         if given.packed:
             _, self.dense, _, _ = tuning.operands(self.shape._replace(packed=False), 1, DEVICE, DTYPE)
         self.x = torch.randn(max(ROWS), given.depth, device=DEVICE, dtype=DTYPE)
+        self.squares = group_squares(self.x)
         self.residual = torch.randn(max(ROWS), given.columns if given.name in ADDED else 1, device=DEVICE, dtype=DTYPE)
+
+    def rows(self, count: int) -> tuple[Tensor | kernels.Folded, kernels.Norm | None]:
+        """So many rows, and the norm in front of them that nobody has begun."""
+        x, norm = self.x[:count], self.around.norm
+        if norm is None or count > kernels.MOST_LEFT:
+            return x, norm
+        return kernels.Folded(norm, x, self.squares[:count]), None  # its weight is all ones
 
     @property
     def plain(self) -> Any:
@@ -110,26 +130,31 @@ class Case:
         if self.given.name == "head":
             return kernels.logits_bests(x, weight)[0]
         if self.given.name in ADDED:
-            return kernels.matmul(x, weight, residual=self.residual[:rows])
-        return kernels.matmul(x, weight, norm=self.around.norm, gate=self.around.gate)
+            behind = kernels.Norm(torch.ones(self.shape.n, device=DEVICE), 1e-5)
+            left = kernels.room_behind(x, weight, behind)
+            return kernels.matmul(x, weight, residual=self.residual[:rows], left=left)
+        given, norm = self.rows(rows)
+        return kernels.matmul(given, weight, norm=norm, gate=self.around.gate)
 
     def by_library(self, rows: int, weight: Tensor) -> Tensor:
         residual = self.residual[:rows] if self.given.name in ADDED else None
         return library.product(self.x[:rows], weight, None, self.around.norm, residual, self.around.gate)
 
-    def compiled(self, rows: int) -> Iterator[tuple[Tensor, Matrix, Tensor, kernels.Around, Tile]]:
+    def compiled(self, rows: int) -> Iterator[tuple[Tensor | kernels.Folded, Matrix, Tensor, kernels.Around, Tile]]:
         """What `measure` launches with so many rows, for compiling all of it at once."""
         x, weight, shape = self.x[:rows], self.weights[0], self.shape
         plain = Shape(self.given.columns, self.given.depth, False, False, self.given.packed)
         head = self.given.name == "head"
         out = x.new_empty(1, 1, dtype=torch.float32 if head else DTYPE).expand(rows, plain.n)
         yield x, weight, out, kernels.Around(), find_tile(rows, plain, DTYPE)
-        tile, around = find_tile(rows, shape, DTYPE), self.around
+        given, norm = self.rows(rows)
+        tile, around = find_tile(rows, shape, DTYPE), kernels.Around(norm=norm, gate=self.around.gate)
         if head:
             around = kernels.Around(bests=(torch.empty(16, device=DEVICE), torch.empty(16, device=DEVICE).int()))
         if self.given.name in ADDED:
-            around = kernels.Around(residual=self.residual[:rows])
-        yield x, weight, out[:, : shape.n], around, tile
+            behind = kernels.Norm(torch.ones(shape.n, device=DEVICE), 1e-5)
+            around = kernels.Around(residual=self.residual[:rows], left=kernels.room_behind(x, weight, behind))
+        yield given, weight, out[:, : shape.n], around, tile
 
     def kinds(self) -> Iterator[tuple[Tensor, Matrix, Tensor, kernels.Around, Tile]]:
         """What `keeps_bits` launches besides."""

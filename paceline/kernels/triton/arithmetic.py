@@ -1,31 +1,40 @@
-"""Arithmetic that several kernels share, in an order that no tile size, warp count or layout can change."""
+"""Arithmetic that several kernels share, in an order that no tile size, warp count or layout can change.
+
+A row's squares are added by neighbours, and the sums of those by neighbours, as far as it goes (behind its end stand
+zeros): so whoever has some of its columns can add theirs. Those of a head, or of a layer norm, are first added in 128
+lanes.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-LANES = 128  # a row's squares are summed in so many lanes: lane j has columns j, j + 128, … in ascending order
+LANES = 128  # of a head's squares, lane j has columns j, j + 128, … in ascending order; no row has more sums of groups
+
+
+def group_of(width: int) -> int:
+    """Neighbours of a row of so many columns whose squares are added by whoever makes them."""
+    return max(8, int(triton.next_power_of_2(width)) // LANES)
 
 
 @triton.jit
-def pairs(v, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """[ROWS, 2 · WIDTH] → [ROWS, WIDTH]: neighbours added."""
-    first, second = tl.split(tl.reshape(v, (ROWS, WIDTH, 2)))
-    return first + second
+def sum_groups(v, ROWS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr):
+    """[ROWS, WIDTH] → [ROWS, WIDTH // GROUP] by neighbours; all are powers of two.
+
+    Two at a time: in which order `tl.sum` adds more depends on how threads hold them.
+    """
+    if GROUP == 1:
+        return v
+    else:
+        v = tl.sum(tl.reshape(v, (ROWS, WIDTH // 2, 2)), 2)
+        return sum_groups(v, ROWS, WIDTH // 2, GROUP // 2)
 
 
 @triton.jit
 def sum_lanes(v, ROWS: tl.constexpr):
-    """[ROWS, 128] → [ROWS] by neighbours. (`tl.sum` adds in an order that depends on how threads hold the values.)"""
-    v = pairs(v, ROWS, 64)
-    v = pairs(v, ROWS, 32)
-    v = pairs(v, ROWS, 16)
-    v = pairs(v, ROWS, 8)
-    v = pairs(v, ROWS, 4)
-    v = pairs(v, ROWS, 2)
-    v = pairs(v, ROWS, 1)
-    return tl.reshape(v, (ROWS,))
+    """[ROWS, 128] → [ROWS] by neighbours."""
+    return tl.reshape(sum_groups(v, ROWS, 128, 128), (ROWS,))
 
 
 @triton.jit
@@ -35,18 +44,16 @@ def factor_of(squares, share, eps, ROWS: tl.constexpr):
 
 
 @triton.jit
-def row_factor(x, y, eps, K: tl.constexpr):
+def row_factor(x, y, eps, K: tl.constexpr, WIDE: tl.constexpr):
     """The factor of one row of K values at x (with y: of x + y), the same as of many rows at once: [1]."""
-    lanes = tl.arange(0, 128)[None, :]
-    squares = tl.zeros((1, 128), dtype=tl.float32)
-    for step in tl.static_range((K + 127) // 128):
-        at = step * 128 + lanes
-        values = tl.load(x + at, mask=at < K, other=0.0)
-        if y is not None:
-            values = add(values, tl.load(y + at, mask=at < K, other=0.0))
-        wide = values.to(tl.float32)
-        squares += wide * wide
-    return factor_of(squares, 1.0 / K, eps, 1)
+    GROUP: tl.constexpr = WIDE // 128 if WIDE > 1024 else 8
+    at = tl.arange(0, 128)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]  # a group is one thread's
+    values = tl.load(x + at, mask=at < K, other=0.0)
+    if y is not None:
+        values = add(values, tl.load(y + at, mask=at < K, other=0.0))
+    wide = values.to(tl.float32)
+    squares = sum_groups(wide * wide, 128, GROUP, GROUP)
+    return factor_of(tl.reshape(squares, (1, 128)), 1.0 / K, eps, 1)
 
 
 @triton.jit

@@ -12,23 +12,36 @@ from torch import Tensor
 from paceline.kernels.triton import matmul as exact
 from paceline.kernels.triton import rows as row_kernels
 from paceline.kernels.triton.int8 import Int8, Matrix
-from paceline.kernels.triton.matmul import Norm
+from paceline.kernels.triton.matmul import Folded, Norm
 from paceline.kernels.triton.tiles import prefers_library
 
 
 def matmul(
-    x: Tensor,
+    x: Tensor | Folded,
     weight: Matrix,
     bias: Tensor | None = None,
     norm: Norm | None = None,
     residual: Tensor | None = None,
     gate: str | None = None,
+    left: Folded | None = None,
 ) -> Tensor:
-    """As the one in `matmul.py`, by whoever is the faster; the library's results are rounded at every step."""
-    shape = exact.shape_of(x, weight, gate is not None, norm)
-    if isinstance(weight, Int8) or not prefers_library(len(x), shape, x.dtype):
+    """As the one in `matmul.py`, by whoever is the faster; the library's results are rounded at every step.
+
+    Few rows between which norms are made on the way are ours: the library would make them apart.
+    """
+    if isinstance(x, Folded) or isinstance(weight, Int8) or left is not None:
+        return exact.matmul(x, weight, bias, norm, residual, gate, left)
+    if not prefers_library(len(x), exact.shape_of(x, weight, gate is not None, norm), x.dtype):
         return exact.matmul(x, weight, bias, norm, residual, gate)
     return product(x, weight, bias, norm, residual, gate)
+
+
+def room_behind(x: Tensor | Folded, weight: Matrix, norm: Norm) -> Folded | None:
+    """As the one in `matmul.py`; none where the library does the product faster."""
+    rows = exact.given_rows(x)
+    if isinstance(weight, Tensor) and prefers_library(len(rows), exact.shape_of(x, weight, False, None), rows.dtype):
+        return None
+    return exact.room_behind(x, weight, norm)
 
 
 def product(

@@ -47,7 +47,7 @@ from paceline.kernels.triton.compiling import compile_for
 from paceline.kernels.triton.device import INTERPRETED
 from paceline.kernels.triton.heads import HeadNorms
 from paceline.kernels.triton.int8 import Matrix, round_rows
-from paceline.kernels.triton.matmul import Bests, Norm, best_of, logits_bests, matmul
+from paceline.kernels.triton.matmul import Bests, Folded, Norm, best_of, logits_bests, matmul, room_behind
 from paceline.kernels.triton.matmul import logits as matmul_logits
 from paceline.kernels.triton.rounds import TritonRounds
 
@@ -78,28 +78,51 @@ class Embedded(Waiting):
 
 
 @dataclass(eq=False)
+class Product(Waiting):
+    x: Tensor | Folded
+    weight: Matrix
+    bias: Tensor | None
+    norm: Norm | None
+    f: TritonForward
+
+    def make(self, residual: Tensor | None = None, gate: str | None = None, left: Folded | None = None) -> Tensor:
+        return self.f.matmul(self.x, self.weight, self.bias, self.norm, residual, gate, left)
+
+
+@dataclass(eq=False)
+class Sum(Waiting):
+    """A product and what it is added to. The first norm behind it, if any is asked for before it is made, is made of
+    what it leaves."""
+
+    product: Product
+    residual: Tensor
+    left: Folded | None = None
+
+    def make(self) -> Tensor:
+        return self.product.make(self.residual, left=self.left)
+
+    def folded(self, norm: Norm) -> Folded | None:
+        if self.made is None:
+            self.left = self.product.f.room_behind(self.product.x, self.product.weight, norm)
+            self.now()
+        return self.left if self.left is not None and self.left.norm is norm else None
+
+
+@dataclass(eq=False)
 class Normed(Waiting):
-    source: Tensor | Embedded
+    source: Tensor | Embedded | Sum
     norm: Norm
 
     @property
     def x(self) -> Tensor:
         return now(self.source)
 
+    def folded(self) -> Folded | None:
+        """What it is made of, where whoever made its rows left that."""
+        return self.source.folded(self.norm) if isinstance(self.source, Sum) else None
+
     def make(self) -> Tensor:
         return row_kernels.rms_norm(self.x, self.norm.weight, self.norm.eps)
-
-
-@dataclass(eq=False)
-class Product(Waiting):
-    x: Tensor
-    weight: Matrix
-    bias: Tensor | None
-    norm: Norm | None
-    multiply: Callable[..., Tensor]
-
-    def make(self, residual: Tensor | None = None, gate: str | None = None) -> Tensor:
-        return self.multiply(self.x, self.weight, self.bias, self.norm, residual, gate)
 
 
 @dataclass(eq=False)
@@ -134,22 +157,25 @@ def _part(x: Any) -> row_kernels.Part:
 
 
 class TritonForward(EagerForward):
-    matmul = staticmethod(matmul)
+    matmul, room_behind = staticmethod(matmul), staticmethod(room_behind)
 
     def embed(self, weight: Weight) -> Any:
         return super().embed(weight) if self.inputs.ids is None else Embedded(self.inputs.ids, weight.data)
 
     def linear(self, x: Any, weight: Weight, bias: Tensor | None) -> Any:
-        if isinstance(x, Normed) and x.made is None and x.x.dtype == weight.data.dtype:
-            return Product(x.x, weight.data, bias, x.norm, self.matmul)
+        if isinstance(x, Normed) and x.made is None:
+            folded = x.folded()
+            if x.x.dtype == weight.data.dtype:
+                given, norm = (x.x, x.norm) if folded is None else (folded, None)
+                return Product(given, weight.data, bias, norm, self)
         rows = now(x)
         rows = rows.to(torch.promote_types(rows.dtype, weight.data.dtype))
-        return Product(rows, weight.data, bias, None, self.matmul)
+        return Product(rows, weight.data, bias, None, self)
 
     def rms_norm(self, x: Any, weight: Tensor, eps: float, bias: Tensor | None = None) -> Any:
         if bias is not None:
             return row_kernels.rms_norm(now(x), weight, eps, bias)
-        return Normed(x if isinstance(x, Embedded) else now(x), Norm(weight, eps))
+        return Normed(x if isinstance(x, Embedded | Sum) else now(x), Norm(weight, eps))
 
     def layer_norm(self, x: Any, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         return row_kernels.layer_norm(now(x), weight, bias, eps)
@@ -162,12 +188,12 @@ class TritonForward(EagerForward):
             return x.make(gate=kind)
         return row_kernels.gated(now(x), kind)
 
-    def add(self, x: Any, y: Any) -> Tensor:
+    def add(self, x: Any, y: Any) -> Any:
         for product, other in ((y, x), (x, y)):
-            if isinstance(product, Product) and product.made is None and product.norm is None:
+            if isinstance(product, Product) and product.made is None and isinstance(product.x, Tensor):
                 rest = now(other)
-                if rest.dtype == product.x.dtype:
-                    return product.make(residual=rest)
+                if rest.dtype == product.x.dtype and product.norm is None:
+                    return Sum(product, rest)
         return now(x) + now(y)
 
     def head_norm(self, qkv: Any, heads: Heads, query: Tensor, key: Tensor, eps: float) -> Any:
@@ -219,7 +245,11 @@ class TritonForward(EagerForward):
 
     def tap(self, boundary: int, x: Any) -> None:
         if boundary in self.taps:
-            self.states[boundary] = now(x)
+            self.states[boundary] = x  # what waits may go on waiting for the norm behind it
+
+    def tapped(self) -> Tensor | None:
+        self.states = {boundary: now(x) for boundary, x in self.states.items()}
+        return super().tapped()
 
     # What is left to PyTorch, of values that are there.
 
@@ -255,7 +285,7 @@ class TritonForward(EagerForward):
 class FastForward(TritonForward):
     """Products may be PyTorch's library's, at the price of row invariance."""
 
-    matmul = staticmethod(library.matmul)
+    matmul, room_behind = staticmethod(library.matmul), staticmethod(library.room_behind)
 
 
 def find_tiles(layout: Layout) -> list[Tiles]:

@@ -1,9 +1,13 @@
 """The matrix product's kernel: one float32 sum for each value, over k in ascending order, whatever the tile.
 
-So a row's bits depend on the row and the weight alone. What comes in front of the product (an rms norm) and behind it
-(bias, gate, residual, the best of a row) is done on the way, in float32, and rounded once. A weight's values of 8 bits
-are widened to those of x, which loses nothing, and the sum is multiplied by the scale of the weight's row; the order
-in which a step's values are added is then the tile's own, which is a drafter's affair and changes no text.
+So a row's bits depend on the row and the weight alone. What comes behind the product (bias, gate, residual, the best of
+a row) is done on the way, in float32, and rounded once. Of an rms norm in front, rows are multiplied by its weight
+beforehand, and the sum by the row's factor. Who makes rows that a norm comes behind leaves both: rows times the weight,
+and sums of squares, of which the next product makes the factor; or `fold` does, a kernel of its own.
+
+A weight's values of 8 bits are widened to those of x, which loses nothing, and the sum is multiplied by the scale of
+the weight's row; the order in which a step's values are added is then the tile's own, which is a drafter's affair and
+changes no text.
 """
 
 from __future__ import annotations
@@ -11,10 +15,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.kernels.triton.arithmetic import activate, factor_of, row_factor
+from paceline.kernels.triton.arithmetic import activate, factor_of, row_factor, sum_groups
 from paceline.kernels.triton.device import begin, prefetch
 
-PLAIN, FOLDED, FACTORS = 0, 1, 2  # no norm; made here; made by `fold`: rows are scaled, factors given
+PLAIN, FACTORS, SQUARES = 0, 1, 2  # no norm; its factors are given, or sums of squares
 
 
 @triton.jit
@@ -88,11 +92,34 @@ def leave_best(values, ids, acc, cols, N, number, blocks, rows, T):
 
 
 @triton.jit
+def leave_norm(made, rows, cols, tile_col, scale, scaled, squares, T, N, GROUP: tl.constexpr):
+    """For the norm behind: a tile's rounded values times its weight, and the sums of GROUP neighbours' squares."""
+    GROUPS: tl.constexpr = made.shape[1] // GROUP
+    wide, inside = made.to(tl.float32), cols < N
+    by = tl.load(scale + cols, mask=inside, other=0.0).to(tl.float32)[None, :]
+    at, there = rows.to(tl.int64), rows < T
+    mask = there[:, None] & inside[None, :]
+    tl.store(scaled + at[:, None] * N + cols[None, :], (wide * by).to(made.dtype), mask=mask)
+    sums = sum_groups(tl.where(inside[None, :], wide * wide, 0.0), made.shape[0], made.shape[1], GROUP)
+    group = tile_col * GROUPS + tl.arange(0, GROUPS)
+    mask = there[:, None] & (group * GROUP < N)[None, :]
+    tl.store(squares + at[:, None] * 128 + group[None, :], sums, mask=mask)
+
+
+@triton.jit
+def read_squares(squares, rows, T, SUMS: tl.constexpr):
+    """[rows, 128] what `leave_norm` left: so many sums of each row, and zeros."""
+    lanes = tl.arange(0, 128)
+    at = rows.to(tl.int64)[:, None] * 128 + lanes[None, :]
+    return tl.load(squares + at, mask=(rows < T)[:, None] & (lanes < SUMS)[None, :], other=0.0)
+
+
+@triton.jit
 def finish(
-    acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best_values, best_ids, T, N, residual_stride,
-    NORM: tl.constexpr, GATE: tl.constexpr,
+    acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best_values, best_ids, left, T, N,
+    residual_stride, NORM: tl.constexpr, GATE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """What is done to a tile's sums, in float32, before they are rounded and stored."""
+    """What is done to a tile's sums, in float32, before they are rounded and stored. left: see `leave_norm`."""
     stored = (rows < T)[:, None] & (cols < N)[None, :]
     if scales is not None:
         acc *= tl.load(scales + cols, mask=cols < N, other=0.0)[None, :]
@@ -111,7 +138,10 @@ def finish(
         at = rows.to(tl.int64)[:, None] * residual_stride + cols[None, :]
         acc += tl.load(residual + at, mask=stored, other=0.0).to(tl.float32)
     at = rows.to(tl.int64)[:, None] * N + cols[None, :]
-    tl.store(out + at, acc.to(out.dtype.element_ty), mask=stored)
+    made = acc.to(out.dtype.element_ty)
+    tl.store(out + at, made, mask=stored)
+    if GROUP > 0:
+        leave_norm(made, rows, cols, tile_col, left[0], left[1], left[2], T, N, GROUP)
     if best_values is not None:
         leave_best(best_values, best_ids, acc, cols, N, tile_col, tl.cdiv(N, cols.shape[0]), rows, T)
 
@@ -124,10 +154,13 @@ def product(
     scales,  # [N] float32 of a weight of 8 bits; with a gate [2N]
     bias,
     residual,  # [T, N]
-    scale,  # [K] the norm's weight
-    factors,  # [T] float32
+    lines,  # nothing: see `product_of_boxes`
+    factors,  # [T] float32, or sums of squares [T, 128]
     best_values,  # [T, blocks] float32
     best_ids,  # [T, blocks] int32
+    left_scale,  # [N] the weight of the norm behind
+    left_rows,  # [T, N]
+    left_squares,  # [T, 128] float32
     T,
     N,
     K,
@@ -145,11 +178,12 @@ def product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
+    SUMS: tl.constexpr,  # of squares, of each row of x
+    LEFT: tl.constexpr,  # neighbours whose squares are added for the norm behind; 0: there is none
     AHEAD: tl.constexpr,  # lines of each weight row asked for before the kernel waits
     PDL: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    tl.static_assert(NORM != 1 or BLOCK_K == 128)  # squares are summed in so many lanes
     tile_row, tile_col = place(tl.program_id(0), T, N, BLOCK_M, BLOCK_N, GROUP)
     rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
     lanes = tl.arange(0, BLOCK_K)
@@ -167,9 +201,10 @@ def product(
             prefetch_rows(w, weight_rows + N, w_stride, K, AHEAD)
     begin(PDL)
 
+    if NORM == 2:
+        squares = read_squares(factors, rows, T, SUMS)  # on its way while products are summed
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    squares = tl.zeros((BLOCK_M, BLOCK_K if NORM == 1 else 16), dtype=tl.float32)
     WEIGHTS: tl.constexpr = "evict_first" if ONCE else ""
     for step in range(STEPS if STEPS > 0 else tl.cdiv(K, BLOCK_K)):
         if EVEN:
@@ -179,14 +214,6 @@ def product(
             inside = step * BLOCK_K + lanes < K
             a = tl.load(x_at, mask=there & inside[None, :], other=0.0, eviction_policy="evict_last")
             b = tl.load(w_at, mask=inside[:, None], other=0.0, eviction_policy=WEIGHTS)
-        if NORM == 1:
-            wide = a.to(tl.float32)
-            squares += wide * wide
-            if EVEN:
-                by = tl.load(scale + step * BLOCK_K + lanes)
-            else:
-                by = tl.load(scale + step * BLOCK_K + lanes, mask=inside, other=0.0)
-            a = (wide * by.to(tl.float32)[None, :]).to(a.dtype)
         acc = dot(a, widen(b, a, False, WIDEN), acc, WIDEN)
         if GATE != "":
             if EVEN:
@@ -200,24 +227,27 @@ def product(
 
     factor = 1.0
     if NORM == 1:
-        factor = factor_of(squares, share, eps, BLOCK_M)[:, None]
-    elif NORM == 2:
         factor = tl.load(factors + rows, mask=rows < T, other=0.0)[:, None]
+    elif NORM == 2:
+        factor = factor_of(squares, share, eps, BLOCK_M)[:, None]
     finish(
-        acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best_values, best_ids, T, N,
-        residual_stride, NORM, GATE,
+        acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best_values, best_ids,
+        (left_scale, left_rows, left_squares), T, N, residual_stride, NORM, GATE, LEFT,
     )  # fmt: skip
 
 
 @triton.jit
 def tile_of_boxes(
-    number, x, w, out, scales, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
-    STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, WIDEN: tl.constexpr,
-    TURNED: tl.constexpr,
+    number, x, w, out, scales, bias, residual, factors, best_values, best_ids, left, T, N, K, residual_stride,
+    share, eps, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SUMS: tl.constexpr,
+    LEFT: tl.constexpr, WIDEN: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     """One tile from its first box to what is stored."""
     tile_row, tile_col = place(number, T, N, BLOCK_M, BLOCK_N, GROUP)
+    rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
+    if NORM == 2:
+        squares = read_squares(factors, rows, T, SUMS)
     HIGH: tl.constexpr = BLOCK_N if TURNED else BLOCK_M
     WIDE: tl.constexpr = BLOCK_M if TURNED else BLOCK_N
     acc = tl.zeros((HIGH, WIDE), dtype=tl.float32)
@@ -234,13 +264,14 @@ def tile_of_boxes(
             up = dot(c, a.T, up, WIDEN) if TURNED else dot(a, c.T, up, WIDEN)
     if TURNED:
         acc, up = acc.T, up.T
-    rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
     factor = 1.0
-    if NORM == 2:
+    if NORM == 1:
         factor = tl.load(factors + rows, mask=rows < T, other=0.0)[:, None]
+    elif NORM == 2:
+        factor = factor_of(squares, share, eps, BLOCK_M)[:, None]
     finish(
-        acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best_values, best_ids, T, N,
-        residual_stride, NORM, GATE,
+        acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best_values, best_ids, left, T, N,
+        residual_stride, NORM, GATE, LEFT,
     )  # fmt: skip
 
 
@@ -250,16 +281,16 @@ def product_of_boxes(
     w,  # [N, K], with a gate [2N, K]: of boxes [BLOCK_N, BLOCK_K]
     out, scales, bias, residual,
     lines,  # the weight itself: a descriptor asks for nothing ahead
-    factors, best_values, best_ids, T, N, K, x_stride, w_stride, residual_stride, share, eps,
+    factors, best_values, best_ids, left_scale, left_rows, left_squares,
+    T, N, K, x_stride, w_stride, residual_stride, share, eps,
     EVEN: tl.constexpr, ONCE: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, AHEAD: tl.constexpr,
-    PDL: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SUMS: tl.constexpr,
+    LEFT: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr, WIDEN: tl.constexpr,
     TURNED: tl.constexpr,  # sums are [BLOCK_N, BLOCK_M]: few rows are a tensor core's columns, which may be 8 or 16
     LASTING: tl.constexpr,  # there are so many programs, and each takes tile after tile; 0: a program for each
 ):  # fmt: skip
-    """`product` where the device copies whole boxes by itself (TMA), and the norm is made already."""
-    tl.static_assert(NORM != 1)
-    first = tl.program_id(0)
+    """`product` where the device copies whole boxes by itself (TMA)."""
+    first, left = tl.program_id(0), (left_scale, left_rows, left_squares)
     if PDL and AHEAD > 0:
         _, tile_col = place(first, T, N, BLOCK_M, BLOCK_N, GROUP)
         weight_rows = tl.minimum(tile_col * BLOCK_N + tl.arange(0, BLOCK_N), N - 1).to(tl.int64)
@@ -269,16 +300,17 @@ def product_of_boxes(
     begin(PDL)
     if LASTING == 0:
         tile_of_boxes(
-            first, x, w, out, scales, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
-            STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, WIDEN, TURNED,
+            first, x, w, out, scales, bias, residual, factors, best_values, best_ids, left, T, N, K, residual_stride,
+            share, eps, STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SUMS, LEFT, WIDEN, TURNED,
         )  # fmt: skip
     else:
         # In one flat loop: the next tile's boxes are on their way while one is finished.
         tiles = tl.cdiv(T, BLOCK_M) * tl.cdiv(N, BLOCK_N)
         for number in tl.range(first, tiles, LASTING, flatten=True):
             tile_of_boxes(
-                number, x, w, out, scales, bias, residual, factors, best_values, best_ids, T, N, K, residual_stride,
-                STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, WIDEN, TURNED,
+                number, x, w, out, scales, bias, residual, factors, best_values, best_ids, left, T, N, K,
+                residual_stride, share, eps,
+                STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SUMS, LEFT, WIDEN, TURNED,
             )  # fmt: skip
 
 
@@ -304,9 +336,9 @@ def find_best(values, ids, out, blocks, BLOCKS: tl.constexpr, PDL: tl.constexpr)
 
 @triton.jit
 def fold(x, picked, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr):
-    """What `product` does to a row in front of the sum, once for all programs, with the same bits; picked: to those.
+    """What whoever makes rows leaves for the norm behind them, of rows that are there; picked: of these.
 
-    Programs of that product start at once: while this one waits and works they ask for their weights.
+    Programs of the product that follows start at once: while this one waits and works they ask for their weights.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDE)
@@ -316,6 +348,6 @@ def fold(x, picked, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE
     if picked is not None:
         at = tl.load(picked + row)
     values = tl.load(x + at * x_stride + columns, mask=columns < K, other=0.0)
-    tl.store(factors + row + tl.arange(0, 1), row_factor(x + at * x_stride, None, eps, K))
+    tl.store(factors + row + tl.arange(0, 1), row_factor(x + at * x_stride, None, eps, K, WIDE))
     made = (values.to(tl.float32) * by.to(tl.float32)).to(scaled.dtype.element_ty)
     tl.store(scaled + row * K + columns, made, mask=columns < K)

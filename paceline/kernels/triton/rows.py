@@ -126,10 +126,10 @@ def _rms_norm(
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
     if y is not None:
         values = add(values, tl.load(y + row * y_stride + columns, mask=inside, other=0.0))
-        factor = row_factor(x + row * x_stride, y + row * y_stride, eps, K)
+        factor = row_factor(x + row * x_stride, y + row * y_stride, eps, K, WIDE)
         tl.store(total + row * K + columns, values, mask=inside)
     else:
-        factor = row_factor(x + row * x_stride, None, eps, K)
+        factor = row_factor(x + row * x_stride, None, eps, K, WIDE)
     made = normed(values.to(tl.float32), by, factor, values.dtype)
     if bias is not None:
         made += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
@@ -151,7 +151,7 @@ def _put_part(
         at = tl.load(ids + row)
     values = tl.load(x + at * stride + columns, mask=inside, other=0.0)
     if weight is not None:
-        made = normed(values.to(tl.float32), by, row_factor(x + at * stride, None, eps, K), values.dtype)
+        made = normed(values.to(tl.float32), by, row_factor(x + at * stride, None, eps, K, WIDE), values.dtype)
         values = made.to(values.dtype)
     tl.store(to + columns, values, mask=inside)
 

@@ -45,7 +45,6 @@ class Tile:
     boxes: bool = False  # copied by the device itself (TMA): only 8 or 16 bits, rows at multiples of 16 bytes
     turned: bool = False  # of boxes: a tensor core's 64 rows are the weight's, its columns (8 or more) are x's
     lasting: bool = False  # of boxes: as many programs as processors, each with tile after tile
-    folded: bool = False  # a norm is made on the way, not by a kernel of its own: the same bits
     ahead: int = 0  # lines of a weight row asked for before the kernel waits for its rows
 
 

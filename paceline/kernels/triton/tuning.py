@@ -29,7 +29,7 @@ from paceline.kernels.triton.arithmetic import LANES
 from paceline.kernels.triton.compiling import THREADS
 from paceline.kernels.triton.int8 import Matrix, round_rows
 from paceline.kernels.triton.library import product as by_library
-from paceline.kernels.triton.matmul import Around, Norm, arguments, launch
+from paceline.kernels.triton.matmul import MOST_LEFT, Around, Folded, Norm, given_rows, launch, launching_of
 from paceline.kernels.triton.tiles import (
     ROOMS,
     Shape,
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 BEYOND_CACHE = 160 * 2**20  # bytes of weights read in turn: none is still in the device's cache when it is its turn
 MOST_COPIES = 64
-without: set[str] = set()  # kinds of tiles that are not to be tried: boxes, turned, lasting, folded
+without: set[str] = set()  # kinds of tiles that are not to be tried: boxes, turned, lasting
 LAUNCHES = 24  # in a measured graph, at least
 SHARED = 220 * 1024  # bytes of shared memory that a program may have
 AHEAD = 0, 8, 16, 32
@@ -67,7 +67,7 @@ MANY = (
 
 
 Times = dict[Tile, float]
-Operands = tuple[Tensor, list[Matrix], Tensor, Around]
+Operands = tuple[Tensor | Folded, list[Matrix], Tensor, Around]
 timed: dict[tuple[int, Shape, torch.dtype], Times] = {}  # all that `tune` measured, by bucket of rows
 
 
@@ -174,14 +174,15 @@ def try_library(shapes: Iterable[Shape], rows: Sequence[int], device: torch.devi
         tile = find_tile(count, shape, dtype)
         ours = measure([_call(x, weight, out, around, tile) for weight in weights])
         dense = [weight for weight in weights if isinstance(weight, Tensor)]
-        theirs = measure([partial(by_library, x, weight, None, around.norm, None, around.gate) for weight in dense])
+        norm = x.norm if isinstance(x, Folded) else around.norm
+        theirs = measure([partial(by_library, given_rows(x), one, None, norm, None, around.gate) for one in dense])
         library[count, shape, dtype] = theirs < ours
 
 
-def made_in(tile: Tile, x: Tensor, weight: Matrix, around: Around) -> Tensor:
+def made_in(tile: Tile, x: Tensor | Folded, weight: Matrix, around: Around) -> Tensor:
     """What a product is in this tile: the same as in any that `agree`."""
-    width = weight.shape[0] // (1 if around.gate is None else 2)
-    out = torch.empty(len(x), width, dtype=x.dtype, device=x.device)
+    rows, width = given_rows(x), weight.shape[0] // (1 if around.gate is None else 2)
+    out = torch.empty(len(rows), width, dtype=rows.dtype, device=rows.device)
     launch(x, weight, out, around, tile)
     return out
 
@@ -204,8 +205,6 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
                 tile = Tile(m, n, k, 4, stages_in(room, m, n, k, shape), ahead=4)
                 if tile.stages >= 3:
                     found[tile] = found[replace(tile, boxes=True)] = None
-                if tile.stages >= 3 and shape.normed and k == LANES and m <= 32:
-                    found[replace(tile, folded=True)] = None
     found |= dict.fromkeys(turned(rows, shape) if rows <= 64 else many(rows, shape))
     tried = (tile for tile in found if not shape.packed or suits_packed(tile))
     return [tile for tile in tried if tile == rule or not any(getattr(tile, kind) for kind in without)]
@@ -243,7 +242,7 @@ def many(rows: int, shape: Shape) -> Iterator[Tile]:
 
 def operands(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) -> Operands:
     """Rows and as many weights as no cache holds, with what stands around such a product in a layer."""
-    x = torch.randn(rows, shape.k, device=device, dtype=dtype)
+    x: Tensor | Folded = torch.randn(rows, shape.k, device=device, dtype=dtype)
     height = shape.n * shape.halves
     copies = min(MOST_COPIES, -(-BEYOND_CACHE // (height * shape.k * (1 if shape.packed else dtype.itemsize))))
     weights = list[Matrix]()
@@ -251,17 +250,20 @@ def operands(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) 
         made = torch.randn(height, shape.k, device=device, dtype=dtype) * shape.k**-0.5
         weights.append(round_rows(made) if shape.packed else made)
     norm = Norm(torch.ones(shape.k, device=device), 1e-5) if shape.normed else None
+    if norm is not None and rows <= MOST_LEFT:  # whoever made them has left what it takes
+        x, norm = Folded(norm, given_rows(x), torch.rand(rows, LANES, device=device)), None
     out = torch.empty(rows, shape.n, device=device, dtype=dtype)
     return x, weights, out, Around(norm=norm, gate="silu" if shape.gate else None)
 
 
-def prepare(products: Iterable[tuple[Tensor, Matrix, Tensor, Around, Tile]]) -> None:
+def prepare(products: Iterable[tuple[Tensor | Folded, Matrix, Tensor, Around, Tile]]) -> None:
     """Compile the kernels of all these products, many at a time. What cannot be compiled fails when it is launched."""
     with ThreadPoolExecutor(THREADS) as pool, AsyncCompileMode(pool, ignore_errors=True):
         for x, weight, out, around, tile in products:
-            if around.norm is not None and not tile.folded:
-                around = replace(around, norm=None, factors=torch.empty(len(x), device=x.device))
-            kernel, grid, given, options = arguments(x, weight, out, around, tile)
+            if around.norm is not None:
+                rows = given_rows(x)
+                x = Folded(around.norm, rows, torch.empty(len(rows), device=rows.device))
+            kernel, grid, given, options = launching_of(x, weight, out, around, tile)
             kernel.warmup(*given, grid=grid, **options)
 
 
@@ -293,7 +295,7 @@ def often(calls: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
     return [*calls] * -(-LAUNCHES // len(calls))
 
 
-def _call(x: Tensor, weight: Matrix, out: Tensor, around: Around, tile: Tile) -> Callable[[], None]:
+def _call(x: Tensor | Folded, weight: Matrix, out: Tensor, around: Around, tile: Tile) -> Callable[[], None]:
     return lambda: launch(x, weight, out, around, tile)
 
 

@@ -79,12 +79,12 @@ def test_replayed_rounds_draft_what_launched_ones_do(name: str) -> None:
     assert ran(name, "triton", captured=True).drafts == wanted
 
 
-def test_a_draft_takes_eleven_launches_and_reading_pairs_thirteen() -> None:
+def test_a_draft_takes_ten_launches_and_reading_pairs_twelve() -> None:
     """Each costs a microsecond or two, whatever it does; of PyTorch's own there is none."""
     pytest.importorskip("triton")
     found = ran("eagle3", "triton", captured=True)
     pick, begin = ["product", "_link_kernel"], ["_budget_kernel", "_take_kernel"]  # the head, and who notes its pick
-    layer = ["_join", "product", "store_heads", "look", "product", "fold", "product", "product", "_rms_norm"]
+    layer = ["_join", "product", "store_heads", "look", "product", "product", "product", "_rms_norm"]
     assert found.proposed[-1] == [*begin, *pick, *layer, *pick]
     # Of a tree a launch more finds several in place of the best; its levels are as many as a chain has drafts.
     found, pick = ran("tree", "triton", captured=True), ["product", "_best_kernel", "_branch_kernel"]

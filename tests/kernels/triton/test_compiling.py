@@ -23,7 +23,7 @@ pytestmark = [
 def test_rounds_whose_kernels_are_left_out_fail_nowhere(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
     drafter = None if name is None else DRAFTERS[name]({})
     given = {"behind": 1, "captured": True, "kernels": "triton", "max_num_seqs": 2, "max_batched_tokens": 32}
-    assert go_through_all(monkeypatch, tiny_llm(drafter, budget="fixed", **given)) > 100
+    assert go_through_all(monkeypatch, tiny_llm(drafter, budget="fixed", **given)) > 80
 
 
 def test_a_missing_kernel_is_compiled_elsewhere_and_its_launch_left_out() -> None:

@@ -81,7 +81,7 @@ def test_all_tiles_agree_and_in_none_does_the_number_of_rows_change_a_bit(
 
     x, weight = make(device, 18, 256), packed(rows_of(device, 40, 256, seed=1, dtype=torch.bfloat16))
     norm, bias = module.Norm(make(device, 256, seed=2), 1e-5), make(device, 40, seed=3)
-    tiles = [Tile(16, 16, 64), Tile(16, 64, 256, warps=8, stages=3), Tile(32, 32, 128, folded=True)]
+    tiles = [Tile(16, 16, 64), Tile(16, 64, 256, warps=8, stages=3), Tile(32, 32, 128)]
     tiles += [Tile(64, 32, 64, boxes=True), Tile(16, 16, 128, boxes=True, lasting=True, group=1)]  # no boxes of such
     tiles += [
         Tile(m, n, k, stages=2, boxes=True, turned=True, ahead=4, lasting=lasting)
@@ -156,7 +156,6 @@ def test_every_shape_has_packed_tiles_that_fit(device: torch.device) -> None:
                     assert suits_packed(tile)
                     assert (2 * tile.m + tile.n * shape.halves) * tile.k * tile.stages <= SHARED
                     assert not tile.turned or (tile.boxes and tile.n >= 16 * tile.warps)
-                    assert not tile.folded or (normed and tile.k == 128)
 
 
 def test_tuning_measures_packed_weights(device: torch.device, tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:

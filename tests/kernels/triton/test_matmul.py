@@ -78,7 +78,7 @@ def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyP
         for m, n, k in ((16, 64, 128), (32, 128, 64), (64, 64, 256))
     ]
     tiles += [Tile(16, 16, 128, boxes=True, lasting=True, group=1)]
-    tiles += [Tile(16, 32, 128, folded=True), Tile(32, 16, 128, warps=2, folded=True)]
+    tiles += [Tile(32, 16, 128, warps=2)]
     made = []
     for tile in tiles:
         monkeypatch.setattr(module, "find_tile", lambda *given, tile=tile: tile)
@@ -87,43 +87,70 @@ def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyP
     assert all(torch.equal(one[i], made[0][i]) for one in made for i in range(3))
 
 
-def test_a_norm_made_once_and_one_made_in_every_program_are_the_same(
+def test_a_norm_behind_a_product_is_made_of_what_that_leaves(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The same bits as of a norm that is made apart, in whatever tiles either product is computed."""
     from paceline.kernels.triton import matmul as module
     from paceline.kernels.triton.tiles import Tile
 
     # Values of all sizes: the order of the squares shows in the last bits, also on a CPU.
-    x = rows_of(device, 7, 576, dtype=torch.bfloat16)
-    weight = torch.zeros(16, 576, dtype=torch.bfloat16, device=device)
-    weight[:, 5] = 1
-    norm = module.Norm(1 + 0.1 * rows_of(device, 576, seed=2, dtype=torch.bfloat16), 1e-6)
-    scaled, factors = module.fold(x, norm)
-    apart = module.logits(x, weight, norm)
-    tile = Tile(16, 16, 128, folded=True)
-    monkeypatch.setattr(module, "find_tile", lambda *given: tile)
-    on_the_way = module.logits(x, weight, norm)
-    assert torch.equal(on_the_way, apart)
-    assert torch.equal(module.logits(x, weight, module.Norm(norm.weight.float(), norm.eps)), on_the_way)
-    assert torch.equal(scaled[:, 5].float() * factors, on_the_way[:, 0])
-    wanted = torch.rsqrt(x.double().pow(2).mean(-1) + norm.eps)
-    assert (factors.double() / wanted - 1).abs().max() < 1e-6
+    x, weight = rows_of(device, 18, 40, dtype=torch.bfloat16), rows_of(device, 300, 40, seed=1, dtype=torch.bfloat16)
+    residual, after = (rows_of(device, *shape, seed=3, dtype=torch.bfloat16) for shape in ((18, 300), (32, 300)))
+    norm = module.Norm(1 + 0.1 * rows_of(device, 300, seed=2, dtype=torch.bfloat16), 1e-6)
+    plain = module.matmul(x, weight, residual=residual)
+    apart = module.fold(plain, norm)
+    wanted = module.matmul(plain, after, norm=norm), module.matmul(plain, after, norm=norm, gate="silu")
+    tiles = [Tile(16, 8, 64), Tile(32, 64, 32, warps=8), Tile(16, 128, 64, group=1)]
+    tiles += [Tile(16, 64, 64, boxes=True), Tile(32, 64, 64, boxes=True, turned=True, ahead=4)]
+    tiles += [Tile(16, 16, 64, boxes=True, lasting=True, group=1)]
+    for tile in tiles:
+        monkeypatch.setattr(module, "find_tile", lambda *given, tile=tile: tile)
+        left = module.room_behind(x, weight, norm)
+        assert left is not None
+        left.factors.fill_(float("nan"))
+        assert torch.equal(module.matmul(x, weight, residual=residual, left=left), plain)
+        assert torch.equal(left.scaled, apart.scaled)
+        found = module.matmul(left, after), module.matmul(left, after, gate="silu")
+        assert all(map(torch.equal, found, wanted))
+        assert left.factors.isnan().sum() == 18 * (128 - 38), "so many groups of eight has a row"
 
 
-def test_the_squares_of_a_row_are_summed_in_the_order_that_is_written_down(device: torch.device) -> None:
-    from paceline.kernels.triton.matmul import Norm, fold
+@pytest.mark.parametrize("width", [5, 64, 300, 2300])
+def test_a_rows_factor_is_that_of_all_its_squares(width: int, device: torch.device) -> None:
+    """Added by neighbours, as it is written down; also where a norm's product gets sums of some of them."""
+    from paceline.kernels.triton.arithmetic import group_of
+    from paceline.kernels.triton.matmul import Folded, Norm, fold, logits
 
-    x = rows_of(device, 2, 300, dtype=torch.float32)
-    lanes = torch.zeros(2, 128, device=device)
-    for start in range(0, 300, 128):
-        part = x[:, start : start + 128] ** 2
-        lanes[:, : part.shape[1]] += part
-    while lanes.shape[1] > 1:
-        lanes = lanes[:, 0::2] + lanes[:, 1::2]
-    factors = fold(x, Norm(torch.ones(300, device=device), 1e-5))[1]
-    wanted = torch.rsqrt(lanes[:, 0] * torch.tensor(1 / 300, dtype=torch.float32) + 1e-5)
+    x, norm = rows_of(device, 2, width, dtype=torch.float32), Norm(torch.ones(width, device=device), 1e-5)
+    sums = torch.nn.functional.pad(x * x, (0, (1 << (width - 1).bit_length()) - width))
+    groups = sums
+    while sums.shape[1] > 1:
+        sums = sums[:, 0::2] + sums[:, 1::2]
+        groups = sums if x.shape[1] / sums.shape[1] <= group_of(width) else groups
+    factors = fold(x, norm).factors
+    wanted = torch.rsqrt(sums[:, 0] * torch.tensor(1 / width, dtype=torch.float32) + 1e-5)
     exact = torch.equal if device.type == "cpu" else torch.allclose  # a GPU's rsqrt is its own
     assert exact(factors, wanted)
+    assert (factors.double() * (x.double().pow(2).mean(-1) + 1e-5).sqrt() - 1).abs().max() < 1e-6
+    one = torch.eye(width, device=device)[:16]
+    there = -(-width // group_of(width))
+    given = Folded(norm, x, torch.full((2, 128), float("nan"), device=device))
+    given.factors[:, :there] = groups[:, :there]
+    assert torch.equal(logits(given, one), logits(Folded(norm, x, factors), one))
+
+
+def test_many_rows_and_narrow_tiles_leave_nothing(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.kernels.triton import matmul as module
+    from paceline.kernels.triton.tiles import Tile
+
+    weight, norm = make(device, 4096, 16), module.Norm(torch.ones(4096, device=device), 1e-6)
+    monkeypatch.setattr(module, "find_tile", lambda *given: Tile(16, 32, 64))
+    assert module.room_behind(make(device, 65, 16), weight, norm) is None
+    left = module.room_behind(make(device, 64, 16), weight, norm)
+    assert left is not None and left.scaled.shape == (64, 4096)
+    monkeypatch.setattr(module, "find_tile", lambda *given: Tile(16, 16, 64))
+    assert module.room_behind(make(device, 64, 16), weight, norm) is None, "sums of 32 neighbours are left"
 
 
 def test_logits_are_float32_and_the_best_is_the_lowest_of_equals(device: torch.device) -> None:
@@ -156,14 +183,9 @@ def test_logits_of_many_rows_come_from_tiles_that_end(device: torch.device, monk
     assert [tile.lasting for tile in given] == [False] * 2 + [True] * 2
 
 
-@pytest.mark.parametrize("folded", [False, True])
-def test_logits_of_some_rows_are_those_of_all(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, folded: bool
-) -> None:
+def test_logits_of_some_rows_are_those_of_all(device: torch.device) -> None:
     from paceline.kernels.triton import matmul as module
-    from paceline.kernels.triton.tiles import Tile
 
-    monkeypatch.setattr(module, "find_tile", lambda *ignored: Tile(16, 32, 128, folded=folded))
     x, weight, picked = make(device, 4, 64), make(device, 70, 64, seed=1), torch.tensor([2, 0, 2], device=device)
     for norm in (None, module.Norm(make(device, 64, seed=2), 1e-5)):
         found = logits_best(x, weight, norm, picked)

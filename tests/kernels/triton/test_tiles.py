@@ -35,9 +35,6 @@ def test_every_shape_has_tiles_that_fit(device: torch.device) -> None:
                 for tile in (choose(rows, shape, torch.bfloat16), *tiles_for(rows, shape, torch.bfloat16)):
                     columns = tile.n * (2 if gate else 1)
                     assert (tile.m + columns) * tile.k * 2 * tile.stages <= SHARED
-                    assert not tile.folded or (
-                        normed and tile.k == 128 and not tile.boxes
-                    )  # the order of the squares is that of 128 lanes
                     assert min(tile.m, 2 * tile.n, tile.k) >= 16
                     assert not tile.turned or (tile.boxes and tile.n >= 16 * tile.warps)  # 64 rows for each four warps
                     assert not tile.lasting or tile.boxes
@@ -51,7 +48,7 @@ def test_kinds_of_tiles_can_be_left_out(device: torch.device, monkeypatch: pytes
         shape = Shape(6144, 4096, False, True)
         return [getattr(tile, kind) for rows in (16, 256) for tile in tuning.tiles_for(rows, shape, torch.bfloat16)]
 
-    for kind in ("turned", "lasting", "folded"):
+    for kind in ("turned", "lasting"):
         assert any(kinds(kind))
         monkeypatch.setattr(tuning, "without", {kind})
         assert not any(kinds(kind))
@@ -65,8 +62,8 @@ def test_a_product_with_a_norm_takes_what_was_measured_of_it_alone_if_need_be(de
     assert find_tile(3, shape, torch.bfloat16) == choose(16, shape, torch.bfloat16)
     table[16, shape._replace(normed=False), torch.bfloat16] = Tile(16, 16, 64)
     assert find_tile(3, shape, torch.bfloat16) == Tile(16, 16, 64)
-    table[16, shape, torch.bfloat16] = Tile(16, 32, 128, folded=True)
-    assert find_tile(3, shape, torch.bfloat16).folded
+    table[16, shape, torch.bfloat16] = Tile(16, 32, 128)
+    assert find_tile(3, shape, torch.bfloat16) == Tile(16, 32, 128)
 
 
 def test_few_rows_are_read_by_many_programs(device: torch.device) -> None:
