@@ -72,7 +72,9 @@ class FakeModel:
         self._embedding = ids[:, None].float().expand(VOCABULARY, HIDDEN).contiguous()
         self.seconds = 0.0
 
-    def forward(self, batch: Any, caches: Any, taps: tuple[int, ...] = (), rows: Tensor | None = None) -> Hidden:
+    def forward(
+        self, batch: Any, caches: Any, taps: tuple[int, ...] = (), rows: Tensor | None = None, best: bool = True
+    ) -> Hidden:
         start = clock()
         hidden = Hidden(self.embed(batch.ids), None)
         hidden.tapped = hidden.final if taps else None

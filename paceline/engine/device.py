@@ -114,7 +114,8 @@ class DeviceRunner(Runner):
         if table.windowed is not None:
             see_windows(batch.layout, table.windowed.table.tensor)
         rows = frame.sampled if asked.more is None else torch.cat([frame.sampled, asked.more])
-        out = self.target.model.forward(batch, self.cache.layers, self.taps.hidden, rows)
+        best = self._follows(asked.slots) and not self.state.any_sampled(asked.slots)
+        out = self.target.model.forward(batch, self.cache.layers, self.taps.hidden, rows, best)
         return Outcome(proposal, batch, out, paths=paths)
 
     def conclude(self, made: Outcome, asked: Asked) -> Outcome:

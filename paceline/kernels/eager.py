@@ -249,7 +249,7 @@ class EagerOps:
         f = self.forward(inputs, caches, taps)
         hidden = f.finish(model.describe(f))
         if head is not None:
-            hidden.logits = self.logits(hidden.final[head.rows], head.weight)
+            hidden.logits = self.logits(hidden.final if head.rows is None else hidden.final[head.rows], head.weight)
         return hidden
 
     def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:

@@ -22,6 +22,7 @@ FINAL = -1  # the boundary after the last norm: what the vocabulary head reads
 # A layer's parts, each [cache rows, heads, width]; keys and values are the usual two. Only kernels read them: inside a
 # head's keys each has its own order.
 LayerCache = tuple[Tensor, ...]
+Caches = Sequence[LayerCache]
 TOGETHER = 16  # a layer has a multiple of so many rows, since kernels may order so many of a head's keys together
 
 
@@ -183,9 +184,8 @@ class Hidden:
     final: Tensor  # [T, H] after the last norm
     tapped: Tensor | None  # [T, H·taps] in the order asked for
     logits: Tensor | None = None  # [R, V] float32
-    best: Tensor | None = (
-        None  # [R] the lowest id of the largest logit, -1 where none is above -inf; if it cost nothing
-    )
+    best: Tensor | None = None  # [R] the lowest id of the largest logit, -1: none is above -inf; if it cost nothing
+    keys: Tensor | None = None  # [R, blocks] what names the best of each block of a row, where kernels leave that
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,8 @@ class Head:
     """Which rows' logits a forward should end with."""
 
     weight: Weight
-    rows: Tensor  # [R]
+    rows: Tensor | None  # [R]; None: all, in their order
+    best: bool = True  # whether anybody asks for the likeliest of each
 
 
 class Forward(Protocol):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from paceline.errors import CheckpointError
 from paceline.kernels import Ops
-from paceline.kernels.ops import FINAL, Forward, Head, Hidden, Inputs, LayerCache, LayerSpec, Weight
+from paceline.kernels.ops import FINAL, Caches, Forward, Head, Hidden, Inputs, LayerCache, LayerSpec, Weight
 from paceline.models.batch import Batch
 from paceline.models.config import ModelConfig
 from paceline.models.weights import Weights
@@ -47,12 +46,12 @@ class Model:
         return {"keys and values": sum(spec.row_bytes for spec in self.layer_specs(dtype))}
 
     def forward(
-        self, batch: Batch, caches: Sequence[LayerCache], taps: tuple[int, ...] = (), rows: Tensor | None = None
+        self, batch: Batch, caches: Caches, taps: tuple[int, ...] = (), rows: Tensor | None = None, best: bool = True
     ) -> Hidden:
-        """All rows through the layers; with `rows` also the logits of those."""
+        """All rows through the layers; with `rows` also the logits of those. best: see `Head`."""
         if taps:
             self._check_taps(taps)
-        head = None if rows is None else Head(self.head, rows)
+        head = None if rows is None else Head(self.head, rows, best)
         return self.ops.run(self, Inputs(batch.ids, batch.layout), caches, taps, head)
 
     def first_layers(self, count: int) -> Self:

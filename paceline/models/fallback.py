@@ -11,7 +11,7 @@ With the reference kernels rows go one at a time, each in one shape that its pos
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from paceline.errors import OptionError
-from paceline.kernels.ops import FINAL, Hidden, LayerCache, LayerSpec, Ops, Part, Weight
+from paceline.kernels.ops import FINAL, Caches, Hidden, LayerCache, LayerSpec, Ops, Part, Weight
 from paceline.models.base import Model
 from paceline.models.batch import Batch
 from paceline.models.config import ModelConfig
@@ -111,7 +111,7 @@ class Fallback(Model):
         return self.specs  # as the module gave them; a window is the module's own affair, which masks it
 
     def forward(
-        self, batch: Batch, caches: Sequence[LayerCache], taps: tuple[int, ...] = (), rows: Tensor | None = None
+        self, batch: Batch, caches: Caches, taps: tuple[int, ...] = (), rows: Tensor | None = None, best: bool = True
     ) -> Hidden:
         if taps:
             self._check_taps(taps)

@@ -136,6 +136,8 @@ def follow_there(
     if state.any_sampled(slots):
         keyed = state.keyed()._replace(rows=places.sampled)
         choices = table.rounds.sample_keys(logits, layout.slots, layout.positions, keyed)
+    elif out.keys is not None:
+        choices = out.keys
     else:
         choices = table.rounds.best(logits) if out.best is None else out.best
     return _walk_at_once(table, proposal, index, choices, batch.slots)

@@ -299,7 +299,7 @@ def _ask_for_taps(batch: BatchStruct, hidden: Hidden, taps: tuple[int, ...], rec
 
 
 def _ask_for_logits(batch: BatchStruct, hidden: Hidden, head: Head) -> Tensor:
-    rows = head.rows.contiguous()
+    rows = torch.arange(batch.rows) if head.rows is None else head.rows.contiguous()
     count = rows.shape[0]
     hidden.logits = floats(count, head.weight.shape[0])
     hidden.best = torch.empty(count, dtype=torch.int64, device=_CPU)

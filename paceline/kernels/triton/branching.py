@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.kernels.chain import Branches, Drafts, Level, Sprout
 from paceline.kernels.held import hold
-from paceline.kernels.ops import Inputs, LayerCache, Layout, Ops, Span
+from paceline.kernels.ops import Head, Inputs, LayerCache, Layout, Ops, Span
 from paceline.kernels.rounds import Keyed
 from paceline.kernels.triton import picking
 from paceline.kernels.triton.device import PDL, begin, launching
@@ -99,26 +99,27 @@ def draw(ops: Ops, sprout: Sprout, form: Branches, caches: Sequence[LayerCache])
     batch, device = len(sprout.finals), sprout.finals.device
     tokens = torch.empty((batch, len(form.parents)), dtype=torch.int64, device=device)
     counts = torch.empty_like(sprout.feeding.most)
-    final, states, fed = sprout.finals, sprout.states, 0
+    logits, states, fed = ops.logits(sprout.finals, sprout.head), sprout.states, 0
     for number, level in enumerate(form.levels):
-        keys = keys_of(sprout, number, ops.logits(final, sprout.head), level.seats.shape[1])
+        keys = keys_of(sprout, number, logits, level.seats.shape[1])
         width = len(level.paths)
         rows = room(batch * width, number + 1, states) if width else None
         to = (tokens, counts if number == 0 else None, form.counts)
         _branch(sprout, (number, level), keys, to, (states, fed), rows)
         if rows is None:
             break
-        final, states = run(ops, sprout, rows, width, caches)
+        logits, states = run(ops, sprout, rows, width, caches)
         fed += width
     return Drafts(tokens, counts, form.parents, len(form.levels))
 
 
 def run(ops: Ops, sprout: Sprout, rows: Fed, width: int, caches: Sequence[LayerCache]) -> tuple[Tensor, Tensor]:
-    """What children of rows that are fed, `width` of each sequence, are picked from and fed with, [B·W, …] each."""
+    """The logits that children of rows that are fed, `width` of each sequence, are picked from, and what they are fed
+    with, [B·W, …] each."""
     inputs = Inputs(rows.fields[0], _layout(sprout, rows, width), {sprout.state[0]: rows.states})
-    hidden = ops.run(sprout.network, inputs, caches, (sprout.state[1],), None)
-    assert hidden.tapped is not None
-    return hidden.final, hidden.tapped
+    hidden = ops.run(sprout.network, inputs, caches, (sprout.state[1],), Head(sprout.head, None, best=False))
+    assert hidden.logits is not None and hidden.tapped is not None
+    return hidden.logits, hidden.tapped
 
 
 def keys_of(sprout: Sprout, number: int, logits: Tensor, children: int, sums: Tensor | None = None) -> Tensor:

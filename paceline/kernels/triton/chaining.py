@@ -14,26 +14,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.chain import Chain, Drafts, Feeding, Link
+from paceline.kernels.chain import Chain, Drafts, Feeding
 from paceline.kernels.held import hold
-from paceline.kernels.ops import Inputs, LayerCache, Layout, Ops, Span
+from paceline.kernels.ops import Head, Inputs, LayerCache, Layout, Ops, Span
 from paceline.kernels.rounds import Keyed
 from paceline.kernels.triton import picking
 from paceline.kernels.triton.device import PDL, begin, launching
 from paceline.kernels.triton.int8 import Matrix
 from paceline.kernels.triton.matmul import Bests
-from paceline.kernels.triton.product import best_of_blocks
 
-_POINTERS = ["keys", "ids", "names", "tokens", "places", "slots", "starts", "most", "first", "pages", "out", "counts"]
+_POINTERS = ["keys", "names", "tokens", "places", "slots", "starts", "most", "first", "pages", "out", "counts"]
 _NUMBERS = ["parts", "step", "steps", "num_rows", "page_row", "null"]
 
 FEW = 128  # keys of a row that one warp looks at
-Keys = tuple[Tensor, Tensor | None]  # [B, parts] each: keys as `picking` makes them, or values and ids (`leave_best`)
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
 def _link_kernel(
-    keys, ids, names, tokens, places, slots, starts, most, first, pages, out, counts, parts, step, steps, num_rows,
+    keys, names, tokens, places, slots, starts, most, first, pages, out, counts, parts, step, steps, num_rows,
     page_row, null, SIZE: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL, True)
@@ -48,10 +46,7 @@ def _link_kernel(
         if first is not None:
             lowest = tl.where(real, tl.load(first + slot), 0)
         page = tl.load(pages + slot * page_row + line // SIZE)
-    if ids is None:
-        place = tl.maximum(picking.decided(keys + row * parts + part, part < parts), 0)
-    else:
-        place = tl.maximum(best_of_blocks(keys + row * parts, ids + row * parts, parts, PARTS), 0)
+    place = tl.maximum(picking.decided(keys + row * parts + part, part < parts), 0)
     token = place
     if names is not None:
         token = tl.load(names + place)
@@ -81,38 +76,35 @@ def draw(
     caches: Sequence[LayerCache],
     bests: Callable[[Tensor, Matrix], tuple[Tensor, Bests]] | None = None,
 ) -> Drafts:
-    """Drafts for each of B rows, one a link, by any kernels whose results stay on the device; bests(final, head): the
-    logits by a product that finds what is best in each of its blocks on the way."""
+    """Drafts for each of B rows, one a link, by any kernels whose results stay on the device; bests(finals, head): the
+    first one's logits by a product that leaves keys."""
     feeding, steps = chain.feeding, len(chain.links)
     tokens = torch.empty((len(feeding.slots), steps), dtype=torch.int64, device=feeding.slots.device)
     named, taps = dict(chain.named), () if chain.state is None else (chain.state[1],)
     counts = None if chain.least else torch.empty_like(feeding.most)
     fed, own = None if chain.newest is None else Inputs(chain.newest, None, named), list[Tensor]()
     for step, link in enumerate(chain.links):
-        final = chain.finals
+        greedy, keys = chain.picking is None and link.bias is None, None
         if link.network is not None:
             assert fed is not None
-            out = ops.run(link.network, fed, caches, taps, None)
-            final = out.final
+            out = ops.run(link.network, fed, caches, taps, Head(link.head, None, greedy))
+            assert out.logits is not None
+            logits, keys = out.logits, out.keys
             if chain.state is not None and out.tapped is not None:
                 named[chain.state[0]] = out.tapped
-        assert final is not None, "a chain needs `newest`, or `finals` where its first link has no network"
-        keys: Keys
-        if bests is not None and chain.picking is None and link.bias is None:
-            logits, keys = bests(final, link.head.data)
         else:
-            logits = _logits(ops, link, final)
-            keys = _keys(chain, step, logits), None
+            assert chain.finals is not None, "a chain needs `newest`, or `finals` where its first link has no network"
+            if greedy and bests is not None:
+                logits, keys = bests(chain.finals, link.head.data)
+            else:
+                logits = ops.logits(chain.finals, link.head)
+        logits = logits if link.bias is None else logits + link.bias
+        keys = keys if greedy and keys is not None else _keys(chain, step, logits)
         chosen, last = torch.empty_like(feeding.slots) if chain.least else None, step + 1 == steps
         fed = _pick(chain, step, keys, _Noted(tokens, chosen, counts if last else None), None if last else named)
         if chosen is not None:
             own.append(_chance(chain, logits, chosen))
     return Drafts(tokens, torch.minimum(feeding.most, _likely(own, chain.least)) if counts is None else counts)
-
-
-def _logits(ops: Ops, link: Link, final: Tensor) -> Tensor:
-    logits = ops.logits(final, link.head)
-    return logits if link.bias is None else logits + link.bias
 
 
 def _keys(chain: Chain, step: int, logits: Tensor) -> Tensor:
@@ -124,14 +116,14 @@ def _keys(chain: Chain, step: int, logits: Tensor) -> Tensor:
     return picking.sample_keys(logits, feeding.slots, feeding.starts, keyed)
 
 
-def _pick(chain: Chain, step: int, keys: Keys, noted: _Noted, named: dict[str, Tensor] | None) -> Inputs | None:
+def _pick(chain: Chain, step: int, keys: Tensor, noted: _Noted, named: dict[str, Tensor] | None) -> Inputs | None:
     """Note everyone's pick; what the next network reads, with what is named, if there is one."""
     tokens, chosen, counts = noted
-    feeding, (rows, steps), parts = chain.feeding, tokens.shape, keys[0].shape[1]
+    feeding, (rows, steps), parts = chain.feeding, tokens.shape, keys.shape[1]
     out = None if named is None else torch.empty((6, rows), dtype=torch.int64, device=tokens.device)
     numbers = (parts, step, steps, rows, feeding.page_table.stride(0), len(feeding.page_table) - 1)
     _link_kernel[(rows,)](
-        *(*keys, chain.ids, tokens, chosen, *feeding[:5], out, counts, *numbers),
+        *(keys, chain.ids, tokens, chosen, *feeding[:5], out, counts, *numbers),
         SIZE=feeding.block_size,
         PARTS=triton.next_power_of_2(parts),
         PDL=PDL,

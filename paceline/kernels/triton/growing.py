@@ -24,7 +24,6 @@ TOGETHER = 8  # nodes that all others are compared with at a time
 MANY = 4096  # keys, or pairs of a state's values, that four warps look at
 
 _ROOT, _PADDING = tl.constexpr(-1), tl.constexpr(-2)  # parents, as `drafters/tree.py` has them
-_NOTHING = tl.constexpr(-0x7FFFFFFFFFFFFFFF)  # a key below all others
 
 _POINTERS = [
     *("keys", "sums", "names", "tokens", "parents", "scores", "numbers", "before", "slots", "starts", "most"),
@@ -52,18 +51,18 @@ def _grow_kernel(
         above = tl.load(scores + of * nodes + number, number >= 0, -float("inf"))
     # All tokens together, of what each part says of itself: its greatest value, and the sum of all as shares of that.
     there = inside[:, None] & (part < parts)[None, :]
-    greatest = picking.value_of(tl.load(keys + (at[:, None] + part[None, :]) * CHILDREN, there, _NOTHING))
+    greatest = picking.value_of(tl.load(keys + (at[:, None] + part[None, :]) * CHILDREN, there, picking.NO_KEY))
     greatest = tl.where(there & (greatest == greatest), greatest, -float("inf"))  # a NaN is in its part's sum, too
     top = picking.finite(tl.max(greatest, 1))
     shares = tl.sum(tl.load(sums + at[:, None] + part[None, :], there, 0.0) * tl.exp(greatest - top[:, None]), 1)
     together = top + tl.log(tl.where(shares == 0.0, 1.0, shares))
 
     key, kid = tl.arange(0, KEYS)[None, :], tl.arange(0, KIDS)[None, :]
-    left = tl.load(keys + at[:, None] * CHILDREN + key, inside[:, None] & (key < parts * CHILDREN), _NOTHING)
-    best = tl.full([LANES, KIDS], _NOTHING, tl.int64)
+    left = tl.load(keys + at[:, None] * CHILDREN + key, inside[:, None] & (key < parts * CHILDREN), picking.NO_KEY)
+    best = tl.full([LANES, KIDS], picking.NO_KEY, tl.int64)
     for child in tl.static_range(CHILDREN):
         greatest_left = tl.max(left, 1)[:, None]
-        left = tl.where(left == greatest_left, _NOTHING, left)
+        left = tl.where(left == greatest_left, picking.NO_KEY, left)
         best = tl.where(kid == child, greatest_left, best)
     own, place = picking.value_of(best) - together[:, None], picking.named(best)
     token = tl.maximum(place, 0)
@@ -79,11 +78,11 @@ def _grow_kernel(
     tl.store(scores + to, chance, there)
 
     if out is not None:
-        order, seat = tl.where(likely, picking.keys_of(chance, index), _NOTHING), tl.arange(0, SEATS)
+        order, seat = tl.where(likely, picking.keys_of(chance, index), picking.NO_KEY), tl.arange(0, SEATS)
         chosen, said = tl.full([SEATS], -1, tl.int64), tl.zeros([SEATS], tl.int64)
         for taken in tl.static_range(WIDTH):
             likeliest = tl.max(tl.max(order, 1), 0)
-            order = tl.where(order == likeliest, _NOTHING, order)
+            order = tl.where(order == likeliest, picking.NO_KEY, order)
             its = likely & (index == picking.named(likeliest))
             chosen = tl.where(seat == taken, picking.named(likeliest), chosen)
             said = tl.where(seat == taken, tl.sum(tl.sum(tl.where(its, token, 0), 1), 0), said)
@@ -108,7 +107,7 @@ def _grow_kernel(
 def _order_of(scores, number, there):
     """Keys of nodes, the likeliest greatest, of equals the one that was noted first."""
     score = tl.load(scores + number, there, -float("inf"))
-    return tl.where(score > -float("inf"), picking.keys_of(score, number), _NOTHING)
+    return tl.where(score > -float("inf"), picking.keys_of(score, number), picking.NO_KEY)
 
 
 @triton.jit(do_not_specialize_on_alignment=["most"])
@@ -129,7 +128,7 @@ def _keep_kernel(
         rank += tl.sum((others[None, :] > mine[:, None]).to(tl.int32), 1)
         their_rank += tl.sum((others[None, :] > theirs[:, None]).to(tl.int32), 1)
     limit = tl.minimum(tl.load(most + of), KEEP)
-    found = mine > _NOTHING
+    found = mine > picking.NO_KEY
     count = tl.minimum(tl.sum(found.to(tl.int64), 0), limit)
     tl.store(counts + of, count)
     place = tl.arange(0, KEPT)
@@ -163,9 +162,8 @@ def draw(ops: Ops, sprout: Sprout, form: Growing, caches: Sequence[LayerCache]) 
     many = (batch, form.children * (1 + (form.levels - 1) * width))
     tokens = torch.empty(many, dtype=torch.int64, device=device)
     nodes = _Nodes(tokens, torch.empty_like(tokens), torch.empty(many, dtype=torch.float32, device=device))
-    final, before = sprout.finals, _Before(sprout.states, None, None)
+    logits, before = ops.logits(sprout.finals, sprout.head), _Before(sprout.states, None, None)
     for level in range(form.levels):
-        logits = ops.logits(final, sprout.head)
         sums = picking.sums_of(logits)
         keys = keys_of(sprout, level, logits, form.children, sums)
         if level + 1 == form.levels:
@@ -173,7 +171,7 @@ def draw(ops: Ops, sprout: Sprout, form: Growing, caches: Sequence[LayerCache]) 
             break
         fed, grown = room(batch * width, level + 1, before.states), tokens.new_empty(batch * width)
         _grow(sprout, (form, level), (keys, sums), nodes, before, (fed, grown))
-        final, states = run(ops, sprout, fed, width, caches)
+        logits, states = run(ops, sprout, fed, width, caches)
         before = _Before(states, grown, fed.path)
     return _keep(nodes, sprout.feeding.most, form)
 

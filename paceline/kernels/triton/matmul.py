@@ -24,9 +24,9 @@ from paceline.kernels.triton.tiles import Shape, Tile, find_tile
 
 mend()
 
-MOST_LEFT = 64  # rows of a product that leaves something for the norm behind it: so many factors a program can make
+MOST_LEFT = 256  # rows of a product that leaves something for the norm behind it: of more a kernel makes that faster
 
-Bests = tuple[Tensor, Tensor]  # [T, blocks] values and ids
+Bests = Tensor  # [T, blocks] keys, a row's greatest of which names its best (`picking.decide`)
 
 
 @dataclass(frozen=True)
@@ -93,33 +93,18 @@ def logits(x: Tensor | Folded, weight: Matrix, norm: Norm | None = None) -> Tens
     return out
 
 
-def best_of(bests: Bests) -> Tensor:
-    """[R] int64 the lowest id of each row's largest, of what its blocks left; -1: none is above -inf, or one is NaN."""
-    values, ids = bests
-    rows, blocks = values.shape
-    best = torch.empty(rows, dtype=torch.int64, device=values.device)
-    if rows:
-        size = triton.next_power_of_2(blocks)
-        product.find_best[(rows,)](values, ids, best, blocks, BLOCKS=size, PDL=PDL, **launching(4))
-    return best
-
-
 def logits_bests(
-    x: Tensor, weight: Matrix, norm: Norm | None = None, picked: Tensor | None = None
+    x: Tensor | Folded, weight: Matrix, norm: Norm | None = None, picked: Tensor | None = None
 ) -> tuple[Tensor, Bests]:
-    """`logits`, and of each block of a row the largest, by `product.leave_best`: what the row's best is found in.
-
-    picked [R]: of these rows of x.
-    """
-    rows, width = len(x) if picked is None else len(picked), weight.shape[0]
-    out = torch.empty(rows, width, dtype=torch.float32, device=x.device)
-    tile = _tile_of_logits(rows, x, weight, norm)
-    blocks = triton.cdiv(width, tile.n)
-    values = torch.empty(rows, blocks, dtype=torch.float32, device=x.device)
-    ids = torch.empty(rows, blocks, dtype=torch.int32, device=x.device)
-    given: Tensor | Folded = x if picked is None else x[picked] if norm is None else fold(x, norm, picked)
-    launch(given, weight, out, Around(norm=None if picked is not None else norm, bests=(values, ids)), tile)
-    return out, (values, ids)
+    """`logits`, and of each block of a row its best, by `product.leave_best`. picked [R]: of these rows of x."""
+    if picked is not None:
+        x, norm = given_rows(x)[picked] if norm is None else fold(given_rows(x), norm, picked), None
+    rows, width = given_rows(x), weight.shape[0]
+    out = torch.empty(len(rows), width, dtype=torch.float32, device=rows.device)
+    tile = _tile_of_logits(len(rows), x, weight, norm)
+    keys = torch.empty(len(rows), triton.cdiv(width, tile.n), dtype=torch.int64, device=rows.device)
+    launch(x, weight, out, Around(norm=norm, bests=keys), tile)
+    return out, keys
 
 
 def _tile_of_logits(rows: int, x: Tensor | Folded, weight: Matrix, norm: Norm | None) -> Tile:
@@ -128,15 +113,15 @@ def _tile_of_logits(rows: int, x: Tensor | Folded, weight: Matrix, norm: Norm | 
     return replace(tile, lasting=tile.lasting and tile.m <= 64)
 
 
-def fold(x: Tensor, norm: Norm, picked: Tensor | None = None) -> Folded:
-    """The parts a normed product is made of; picked [T]: of these rows of x."""
+def fold(x: Tensor, norm: Norm, picked: Tensor | None = None, kept: Tensor | None = None) -> Folded:
+    """The parts a normed product is made of; picked [T]: of these rows of x, which go into `kept` [T, K], if given."""
     picked = None if picked is None else picked.contiguous()
     rows, width = len(x) if picked is None else len(picked), x.shape[1]
     scaled = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     factors = torch.empty(rows, dtype=torch.float32, device=x.device)
     if rows:
         product.fold[(rows,)](
-            x, picked, norm.weight, scaled, factors, x.stride(0), norm.eps,
+            x, picked, kept, norm.weight, scaled, factors, x.stride(0), norm.eps,
             K=width, WIDE=triton.next_power_of_2(width), PDL=PDL, **launching(4),
         )  # fmt: skip
     return Folded(norm, scaled, factors)
@@ -197,7 +182,7 @@ def launching_of(given: Tensor | Folded, weight: Matrix, out: Tensor, around: Ar
         weight_given = TensorDescriptor.from_tensor(values, [tile.n, tile.k])
     arguments = (
         rows_given, weight_given, out, scales, around.bias, residual, lines, None if folded is None else folded.factors,
-        *(around.bests or (None, None)), *((None,) * 3 if left is None else (left.norm.weight, *left[1:])),
+        around.bests, *((None,) * 3 if left is None else (left.norm.weight, *left[1:])),
         rows, width, depth, x.stride(0), values.stride(0), 0 if residual is None else residual.stride(0),
         1.0 / depth, 0.0 if folded is None else folded.norm.eps,
     )  # fmt: skip

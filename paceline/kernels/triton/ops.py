@@ -38,7 +38,7 @@ from paceline.kernels.ops import (
     Weight,
 )
 from paceline.kernels.rounds import Rounds
-from paceline.kernels.triton import branching, chaining, growing, keeping, library, tuning
+from paceline.kernels.triton import branching, chaining, growing, keeping, library, picking, tuning
 from paceline.kernels.triton import experts as expert_kernels
 from paceline.kernels.triton import heads as head_kernels
 from paceline.kernels.triton import rows as row_kernels
@@ -47,7 +47,7 @@ from paceline.kernels.triton.compiling import compile_for
 from paceline.kernels.triton.device import INTERPRETED
 from paceline.kernels.triton.heads import HeadNorms
 from paceline.kernels.triton.int8 import Matrix, round_rows
-from paceline.kernels.triton.matmul import Bests, Folded, Norm, best_of, logits_bests, matmul, room_behind
+from paceline.kernels.triton.matmul import Bests, Folded, Norm, fold, given_rows, logits_bests, matmul, room_behind
 from paceline.kernels.triton.matmul import logits as matmul_logits
 from paceline.kernels.triton.rounds import TritonRounds
 
@@ -75,6 +75,13 @@ class Embedded(Waiting):
 
     def make(self) -> Tensor:
         return keeping.pick(self.table, self.ids)
+
+    def folded(self, norm: Norm) -> Folded | None:
+        """What a norm makes of it, if it is not made yet: both at once."""
+        if self.made is not None or self.table.stride(1) != 1:
+            return None
+        self.made = self.table.new_empty(len(self.ids), self.table.shape[1])
+        return fold(self.table, norm, self.ids, self.made)
 
 
 @dataclass(eq=False)
@@ -118,8 +125,8 @@ class Normed(Waiting):
         return now(self.source)
 
     def folded(self) -> Folded | None:
-        """What it is made of, where whoever made its rows left that."""
-        return self.source.folded(self.norm) if isinstance(self.source, Sum) else None
+        """What it is made of, where whoever makes its rows leaves that."""
+        return None if isinstance(self.source, Tensor) else self.source.folded(self.norm)
 
     def make(self) -> Tensor:
         return row_kernels.rms_norm(self.x, self.norm.weight, self.norm.eps)
@@ -302,25 +309,24 @@ def _tiles_of(spans: tuple[Span, ...], device: torch.device) -> list[Tiles]:
 
 class Late(Hidden):
     """A result with logits. What the last norm gives, where it went into the head's product, and each row's best, which
-    is found in what that product left, are made if they are asked for. So no other is made of one by `replace`."""
+    is found in the keys that product left, are made if they are asked for. So no other is made of one by `replace`."""
 
-    def __init__(self, final: Any, tapped: Tensor | None, logits: Tensor, bests: Bests) -> None:
-        self._final, self.tapped, self.logits, self._bests = final, tapped, logits, bests
+    def __init__(self, final: Any, tapped: Tensor | None, logits: Tensor, keys: Bests | None) -> None:
+        self._final, self.tapped, self.logits, self.keys = final, tapped, logits, keys
 
     @property
     def final(self) -> Tensor:  # type: ignore[override]
         return now(self._final)
 
     @functools.cached_property
-    def best(self) -> Tensor:  # type: ignore[override]
-        return best_of(self._bests)
+    def best(self) -> Tensor | None:  # type: ignore[override]
+        return None if self.keys is None else picking.decide(self.keys)
 
 
 class TritonOps(EagerOps):
     name, chains, trees, captures = "triton", True, True, True
     rounds: Rounds | None = TritonRounds()
     forward = TritonForward
-    bests = staticmethod(logits_bests)  # by which drafts are the likeliest
 
     def __init__(self, device: torch.device, packs: bool = False) -> None:
         """packs: matrices for linear products are kept in 8 bits."""
@@ -352,14 +358,16 @@ class TritonOps(EagerOps):
             return f.finish(now(final))
         if FINAL in taps or not isinstance(final, Normed):
             hidden = f.finish(now(final))
-            return Late(hidden.final, hidden.tapped, *logits_bests(hidden.final[head.rows], head.weight.data))
-        return Late(final, f.tapped(), *logits_bests(final.x, head.weight.data, final.norm, head.rows))
+            return Late(hidden.final, hidden.tapped, *_logits(hidden.final, None, head))
+        folded = final.folded() if head.rows is None else None
+        made = _logits(final.x, final.norm, head) if folded is None else _logits(folded, None, head)
+        return Late(final, f.tapped(), *made)
 
     def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:
         keeping.move(caches, source, target)
 
     def chain(self, chain: Chain, caches: Sequence[LayerCache]) -> Drafts:
-        return chaining.draw(self, chain, caches, self.bests)
+        return chaining.draw(self, chain, caches, logits_bests)
 
     def tree(self, sprout: Sprout, form: Branches | Growing, caches: Sequence[LayerCache]) -> Drafts:
         if isinstance(form, Branches):
@@ -368,6 +376,16 @@ class TritonOps(EagerOps):
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
         return matmul_logits(hidden, weight.data)
+
+
+def _logits(x: Tensor | Folded, norm: Norm | None, head: Head) -> tuple[Tensor, Bests | None]:
+    """Those of the rows that are asked for, and the keys that name their best, if anybody asks for it."""
+    if head.best:
+        return logits_bests(x, head.weight.data, norm, head.rows)
+    if head.rows is not None:
+        rows = given_rows(x)
+        x, norm = rows[head.rows] if norm is None else fold(rows, norm, head.rows), None
+    return matmul_logits(x, head.weight.data, norm), None
 
 
 class FastOps(TritonOps):

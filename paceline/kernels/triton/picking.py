@@ -25,7 +25,8 @@ _APPROXIMATE = tl.constexpr(not INTERPRETED)
 _GROUPS = tl.constexpr(16)  # of a block: the least of their greatest is below as many of its greatest
 _ONE = tl.constexpr(1 << 20)  # counts beside a sum of places
 
-_NAN = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # a key above all others: a row with a NaN has no pick
+NAN_KEY = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # a key above all others: a row with a NaN has no pick
+NO_KEY = tl.constexpr(-0x7FFFFFFFFFFFFFFF)  # below all others
 _NOTHING = tl.constexpr(-0x7F800001)  # the upper half of -inf's keys
 _LAST = tl.constexpr(0x7FFFFFFF)
 
@@ -111,7 +112,7 @@ def keys_of(values, ids):
     raw = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)  # -0 and 0 are equals
     upper = tl.where(raw < 0, raw ^ _LAST, raw).to(tl.int64)
     keys = (upper << 32) | (_LAST - ids.to(tl.int64))
-    return tl.where(values != values, _NAN, keys)
+    return tl.where(values != values, NAN_KEY, keys)
 
 
 @triton.jit
@@ -136,7 +137,7 @@ def _leave(to, sums, values, ids, COUNT: tl.constexpr):
     for place in tl.static_range(COUNT):
         best = tl.max(keys, 0)
         tl.store(to + place, best)
-        keys = tl.where(keys == best, -_NAN, keys)
+        keys = tl.where(keys == best, NO_KEY, keys)
 
 
 @triton.jit(do_not_specialize=["vocabulary", "stride"])
@@ -247,21 +248,21 @@ def _sample_kernel(
 @triton.jit
 def decided(keys, inside):
     """[..., parts] where keys lie → the ids that the greatest name; -1 where nothing is above -inf, or with a NaN."""
-    return named(tl.max(tl.load(keys, inside, -_NAN), len(keys.shape) - 1))
+    return named(tl.max(tl.load(keys, inside, NO_KEY), len(keys.shape) - 1))
 
 
 @triton.jit
 def next_of(keys):
     """The greatest of [parts] keys, and the rest of them."""
     best = tl.max(keys, 0)
-    return best, tl.where(keys == best, -_NAN, keys)
+    return best, tl.where(keys == best, NO_KEY, keys)
 
 
 @triton.jit
 def named(key):
     """The id that a key names, or -1."""
     # No id is 2^31 - 1, which 0 would name: so much is there where whoever leaves keys was left out (`compiling`).
-    there = ((key >> 32) > _NOTHING) & (key != _NAN) & (key != 0)
+    there = ((key >> 32) > _NOTHING) & (key != NAN_KEY) & (key != 0)
     return tl.where(there, _LAST - (key & _LAST), -1)
 
 

@@ -17,8 +17,10 @@ import triton.language as tl
 
 from paceline.kernels.triton.arithmetic import activate, factor_of, row_factor, sum_groups
 from paceline.kernels.triton.device import begin, prefetch
+from paceline.kernels.triton.picking import NAN_KEY, keys_of
 
 PLAIN, FACTORS, SQUARES = 0, 1, 2  # no norm; its factors are given, or sums of squares
+FEW = tl.constexpr(32)  # rows whose sums of squares are on their way while products are summed; of more they come after
 
 
 @triton.jit
@@ -79,16 +81,15 @@ def prefetch_rows(w, row_numbers, stride, K, LINES: tl.constexpr):
 
 
 @triton.jit
-def leave_best(values, ids, acc, cols, N, number, blocks, rows, T):
-    """A block's largest value of each row and the lowest id that has it; id -2 where there is a NaN."""
+def leave_best(keys, acc, cols, N, number, blocks, rows, T):
+    """A block's greatest key of each row (`picking.keys_of`): of the lowest id that has its largest value."""
     inside, number_like = (cols < N)[None, :], acc == acc
     wrong = tl.max(tl.where(inside & ~number_like, 1, 0), axis=1)
     seen = tl.where(inside & number_like, acc, float("-inf"))
     best = tl.max(seen, axis=1)
     winner = tl.min(tl.where((seen == best[:, None]) & inside, cols[None, :], 2147483647), axis=1)
-    at = rows.to(tl.int64) * blocks + number
-    tl.store(values + at, best, mask=rows < T)
-    tl.store(ids + at, tl.where(wrong > 0, -2, winner), mask=rows < T)
+    key = tl.where(wrong > 0, NAN_KEY, keys_of(best, winner))
+    tl.store(keys + rows.to(tl.int64) * blocks + number, key, mask=rows < T)
 
 
 @triton.jit
@@ -116,7 +117,7 @@ def read_squares(squares, rows, T, SUMS: tl.constexpr):
 
 @triton.jit
 def finish(
-    acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best_values, best_ids, left, T, N,
+    acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best, left, T, N,
     residual_stride, NORM: tl.constexpr, GATE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """What is done to a tile's sums, in float32, before they are rounded and stored. left: see `leave_norm`."""
@@ -142,8 +143,8 @@ def finish(
     tl.store(out + at, made, mask=stored)
     if GROUP > 0:
         leave_norm(made, rows, cols, tile_col, left[0], left[1], left[2], T, N, GROUP)
-    if best_values is not None:
-        leave_best(best_values, best_ids, acc, cols, N, tile_col, tl.cdiv(N, cols.shape[0]), rows, T)
+    if best is not None:
+        leave_best(best, acc, cols, N, tile_col, tl.cdiv(N, cols.shape[0]), rows, T)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -156,8 +157,7 @@ def product(
     residual,  # [T, N]
     lines,  # nothing: see `product_of_boxes`
     factors,  # [T] float32, or sums of squares [T, 128]
-    best_values,  # [T, blocks] float32
-    best_ids,  # [T, blocks] int32
+    best,  # [T, blocks] keys
     left_scale,  # [N] the weight of the norm behind
     left_rows,  # [T, N]
     left_squares,  # [T, 128] float32
@@ -201,8 +201,8 @@ def product(
             prefetch_rows(w, weight_rows + N, w_stride, K, AHEAD)
     begin(PDL)
 
-    if NORM == 2:
-        squares = read_squares(factors, rows, T, SUMS)  # on its way while products are summed
+    if NORM == 2 and BLOCK_M <= FEW:
+        squares = read_squares(factors, rows, T, SUMS)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     WEIGHTS: tl.constexpr = "evict_first" if ONCE else ""
@@ -229,16 +229,18 @@ def product(
     if NORM == 1:
         factor = tl.load(factors + rows, mask=rows < T, other=0.0)[:, None]
     elif NORM == 2:
+        if BLOCK_M > FEW:
+            squares = read_squares(factors, rows, T, SUMS)
         factor = factor_of(squares, share, eps, BLOCK_M)[:, None]
     finish(
-        acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best_values, best_ids,
+        acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best,
         (left_scale, left_rows, left_squares), T, N, residual_stride, NORM, GATE, LEFT,
     )  # fmt: skip
 
 
 @triton.jit
 def tile_of_boxes(
-    number, x, w, out, scales, bias, residual, factors, best_values, best_ids, left, T, N, K, residual_stride,
+    number, x, w, out, scales, bias, residual, factors, best, left, T, N, K, residual_stride,
     share, eps, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SUMS: tl.constexpr,
     LEFT: tl.constexpr, WIDEN: tl.constexpr, TURNED: tl.constexpr,
@@ -246,7 +248,7 @@ def tile_of_boxes(
     """One tile from its first box to what is stored."""
     tile_row, tile_col = place(number, T, N, BLOCK_M, BLOCK_N, GROUP)
     rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
-    if NORM == 2:
+    if NORM == 2 and BLOCK_M <= FEW:
         squares = read_squares(factors, rows, T, SUMS)
     HIGH: tl.constexpr = BLOCK_N if TURNED else BLOCK_M
     WIDE: tl.constexpr = BLOCK_M if TURNED else BLOCK_N
@@ -268,9 +270,11 @@ def tile_of_boxes(
     if NORM == 1:
         factor = tl.load(factors + rows, mask=rows < T, other=0.0)[:, None]
     elif NORM == 2:
+        if BLOCK_M > FEW:
+            squares = read_squares(factors, rows, T, SUMS)
         factor = factor_of(squares, share, eps, BLOCK_M)[:, None]
     finish(
-        acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best_values, best_ids, left, T, N,
+        acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best, left, T, N,
         residual_stride, NORM, GATE, LEFT,
     )  # fmt: skip
 
@@ -281,7 +285,7 @@ def product_of_boxes(
     w,  # [N, K], with a gate [2N, K]: of boxes [BLOCK_N, BLOCK_K]
     out, scales, bias, residual,
     lines,  # the weight itself: a descriptor asks for nothing ahead
-    factors, best_values, best_ids, left_scale, left_rows, left_squares,
+    factors, best, left_scale, left_rows, left_squares,
     T, N, K, x_stride, w_stride, residual_stride, share, eps,
     EVEN: tl.constexpr, ONCE: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SUMS: tl.constexpr,
@@ -300,7 +304,7 @@ def product_of_boxes(
     begin(PDL)
     if LASTING == 0:
         tile_of_boxes(
-            first, x, w, out, scales, bias, residual, factors, best_values, best_ids, left, T, N, K, residual_stride,
+            first, x, w, out, scales, bias, residual, factors, best, left, T, N, K, residual_stride,
             share, eps, STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SUMS, LEFT, WIDEN, TURNED,
         )  # fmt: skip
     else:
@@ -308,35 +312,18 @@ def product_of_boxes(
         tiles = tl.cdiv(T, BLOCK_M) * tl.cdiv(N, BLOCK_N)
         for number in tl.range(first, tiles, LASTING, flatten=True):
             tile_of_boxes(
-                number, x, w, out, scales, bias, residual, factors, best_values, best_ids, left, T, N, K,
+                number, x, w, out, scales, bias, residual, factors, best, left, T, N, K,
                 residual_stride, share, eps,
                 STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SUMS, LEFT, WIDEN, TURNED,
             )  # fmt: skip
 
 
 @triton.jit
-def best_of_blocks(values, ids, blocks, BLOCKS: tl.constexpr):
-    """One row's best of all blocks: of equals the lowest id; -1 where nothing is above -inf or a NaN was seen."""
-    at = tl.arange(0, BLOCKS)
-    inside = at < blocks
-    value = tl.load(values + at, mask=inside, other=float("-inf"))
-    number = tl.load(ids + at, mask=inside, other=2147483647)
-    best = tl.max(value, axis=0)
-    winner = tl.min(tl.where(value == best, number, 2147483647), axis=0)
-    sound = (best > float("-inf")) & (tl.min(number, axis=0) >= 0)
-    return tl.where(sound, winner, -1).to(tl.int64)
-
-
-@triton.jit(do_not_specialize=["blocks"])
-def find_best(values, ids, out, blocks, BLOCKS: tl.constexpr, PDL: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    begin(PDL)
-    tl.store(out + row, best_of_blocks(values + row * blocks, ids + row * blocks, blocks, BLOCKS))
-
-
-@triton.jit
-def fold(x, picked, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr):
-    """What whoever makes rows leaves for the norm behind them, of rows that are there; picked: of these.
+def fold(
+    x, picked, kept, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """What whoever makes rows leaves for the norm behind them, of rows that are there; picked: of these, which are
+    copied if they are to be kept.
 
     Programs of the product that follows start at once: while this one waits and works they ask for their weights.
     """
@@ -348,6 +335,8 @@ def fold(x, picked, scale, scaled, factors, x_stride, eps, K: tl.constexpr, WIDE
     if picked is not None:
         at = tl.load(picked + row)
     values = tl.load(x + at * x_stride + columns, mask=columns < K, other=0.0)
+    if kept is not None:
+        tl.store(kept + row * K + columns, values, mask=columns < K)
     tl.store(factors + row + tl.arange(0, 1), row_factor(x + at * x_stride, None, eps, K, WIDE))
     made = (values.to(tl.float32) * by.to(tl.float32)).to(scaled.dtype.element_ty)
     tl.store(scaled + row * K + columns, made, mask=columns < K)

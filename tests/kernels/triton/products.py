@@ -64,7 +64,8 @@ def check(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 
 def logits_best(*given: Any) -> tuple[Tensor, Tensor]:
     """The logits, and each row's best, found in what their product left."""
-    from paceline.kernels.triton.matmul import best_of, logits_bests
+    from paceline.kernels.triton.matmul import logits_bests
+    from paceline.kernels.triton.picking import decide
 
-    made, bests = logits_bests(*given)
-    return made, best_of(bests)
+    made, keys = logits_bests(*given)
+    return made, decide(keys)

@@ -36,7 +36,7 @@ class Made:
         self.fed.append(inputs)
         before = inputs.named["states"][:, 0].long()
         state = ((31 * before + 7 * inputs.ids + 5) % STATES).float()[:, None].expand(-1, WIDTH_OF_STATE)
-        return Hidden(state.contiguous(), state.contiguous())
+        return Hidden(state.contiguous(), state.contiguous(), self.logits(state, head.weight))
 
 
 def grow(
