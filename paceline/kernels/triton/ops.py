@@ -49,6 +49,7 @@ from paceline.kernels.triton.heads import HeadNorms
 from paceline.kernels.triton.int8 import Matrix, round_rows
 from paceline.kernels.triton.matmul import Bests, Folded, Norm, fold, given_rows, logits_bests, matmul, room_behind
 from paceline.kernels.triton.matmul import logits as matmul_logits
+from paceline.kernels.triton.per_head import per_head
 from paceline.kernels.triton.rounds import TritonRounds
 
 MEASURED = Path(__file__).parent / "measured"  # tiles, a file for each kind of device: bench/gpu_kernels.py --tune
@@ -243,6 +244,9 @@ class TritonForward(EagerForward):
         look = Look(Heads(num_heads, 1, rows.shape[1], rank), scale, None, None)
         return attend(now(q), (keys,), self.layout, self._tiles(), look)
 
+    def per_head(self, x: Any, weight: Weight, num_heads: int) -> Tensor:
+        return per_head(now(x), weight.data, num_heads)
+
     def _tiles(self) -> list[Tiles]:
         """Which rows are looked at together."""
         if "tiles" not in self._plans:
@@ -284,9 +288,6 @@ class TritonForward(EagerForward):
 
     def split(self, x: Any, sizes: Sequence[int]) -> list[Tensor]:
         return [part.contiguous() for part in torch.split(now(x), list(sizes), dim=-1)]
-
-    def per_head(self, x: Any, weight: Weight, num_heads: int) -> Tensor:
-        return super().per_head(now(x), weight, num_heads)
 
 
 class FastForward(TritonForward):
