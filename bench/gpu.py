@@ -15,8 +15,8 @@
     transformers  plain, prompt lookup and assisted generation of transformers in the same run
     vllm          steps, first tokens and the head beside vLLM's, which runs by another Python (--peer-python)
 
-Each part writes bench/results/gpu_PART.json (--output another folder). Files of prompts in --data: mt_bench.jsonl,
-spec_bench.jsonl, humaneval.jsonl.gz. Without a GPU it says so and ends.
+Each part writes bench/results/gpu_PART.json (--output another folder), anew with every row that it finds. Files of
+prompts in --data: mt_bench.jsonl, spec_bench.jsonl, humaneval.jsonl.gz. Without a GPU it says so and ends.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import json
 import math
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,12 +38,12 @@ import torch
 from gpu_common import (
     BATCHES,
     LONG,
-    PEER,
     PROMPT,
     REACH,
     REACH_ROUNDS,
     THEIRS,
     Bench,
+    Row,
     asking,
     greedy,
     per_round,
@@ -59,42 +60,45 @@ from paceline import LLM, Eagle
 from paceline.bench import machine, results
 
 RESULTS = Path(__file__).parent / "results"
-HIDDEN = ("output", "data", "small", "large", "draft", "head", "peer_python")  # options that are places on one machine
+HIDDEN = (
+    "output",
+    "minutes",
+    "data",
+    "small",
+    "large",
+    "draft",
+    "head",
+    "peer_python",
+)  # options that are places on one machine
 
 
-def steps(bench: Bench) -> dict[str, Any]:
-    rows = []
+def steps(bench: Bench) -> Iterator[Row]:
     for shape in bench.options.shapes:
         batches = bench.batches(*BATCHES)
-        llm = bench.dummy(shape, max_num_seqs=max(batches))
-        for batch in batches:
-            prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
-            found = per_round(llm, prompts, bench.options.turns, bench.quick)
-            told = {"reach_ms": REACH.get(shape, {}).get(batch), "peer_ms": THEIRS.get(shape, {}).get(batch)}
-            rows.append({"shape": shape, "batch": batch, **found, **told})
-            print(f"{shape}, {batch} sequences: {found['ms']:.3f} ms a step {told}", flush=True)
-        llm.close()
-    return {"peer": PEER, "rows": rows}
+        with bench.dummy(shape, max_num_seqs=max(batches)) as llm:
+            for batch in batches:
+                prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
+                found = per_round(llm, prompts, bench.options.turns, bench.quick)
+                told = {"reach_ms": REACH.get(shape, {}).get(batch), "peer_ms": THEIRS.get(shape, {}).get(batch)}
+                print(f"{shape}, {batch} sequences: {found['ms']:.3f} ms a step {told}", flush=True)
+                yield {"shape": shape, "batch": batch, **found, **told}
 
 
-def verify(bench: Bench) -> dict[str, Any]:
+def verify(bench: Bench) -> Iterator[Row]:
     """Rounds of 8 rows, all of them kept or none; and those of an EAGLE-shaped head of made-up weights."""
-    rows = []
     shape = bench.options.shapes[0]
     for batch in bench.batches(1, 16):
-        llm = bench.dummy(shape, max_num_seqs=batch, budget="fixed", num_pages=batch * 65 + 64)
-        prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
-        plain = per_round(llm, prompts, bench.options.turns, bench.quick)
-        for name, drafter in known_rounds(bench, llm, prompts).items():
-            llm.set_drafter(drafter)
-            found = per_round(llm, prompts, bench.options.turns, bench.quick)
-            ratio = found["ms"] / plain["ms"]
-            reach = REACH_ROUNDS.get(name) if batch == 1 else None
-            rows.append({"shape": shape, "batch": batch, "round": name, **found, "plain_ms": plain["ms"]})
-            rows[-1] |= {"ratio": ratio, "reach": reach}
-            print(f"{shape}, {batch} sequences, {name}: {found['ms']:.3f} ms, {ratio:.3f} of plain", flush=True)
-        llm.close()
-    return {"rows": rows}
+        with bench.dummy(shape, max_num_seqs=batch, budget="fixed", num_pages=batch * 65 + 64) as llm:
+            prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
+            plain = per_round(llm, prompts, bench.options.turns, bench.quick)
+            for name, drafter in known_rounds(bench, llm, prompts).items():
+                llm.set_drafter(drafter)
+                found = per_round(llm, prompts, bench.options.turns, bench.quick)
+                ratio = found["ms"] / plain["ms"]
+                reach = REACH_ROUNDS.get(name) if batch == 1 else None
+                print(f"{shape}, {batch} sequences, {name}: {found['ms']:.3f} ms, {ratio:.3f} of plain", flush=True)
+                told = {"plain_ms": plain["ms"], "ratio": ratio, "reach": reach}
+                yield {"shape": shape, "batch": batch, "round": name, **found, **told}
 
 
 def known_rounds(bench: Bench, llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
@@ -124,12 +128,12 @@ def one_by_one() -> Iterator[None]:
             module.PDL = value  # type: ignore[attr-defined]
 
 
-def profile(bench: Bench) -> dict[str, Any]:
+def profile(bench: Bench) -> Iterator[Row]:
     """The kernels of a round, by the time they take one by one; of the round itself they overlap.
 
     With --head also of the small model's rounds, sampled: there they are drawn as well.
     """
-    rows, shape = [], bench.options.shapes[0]
+    shape = bench.options.shapes[0]
     for batch in bench.batches(1, 64):
         alike = {"max_num_seqs": batch, "budget": "fixed", "num_pages": batch * 65 + 64}
         make = functools.partial(bench.dummy, shape, **alike)
@@ -137,7 +141,7 @@ def profile(bench: Bench) -> dict[str, Any]:
             prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
             known = known_rounds(bench, llm, prompts) if batch == 1 else {}
         rounds = {"plain": None, **{name: drafter for name, drafter in known.items() if "all" not in name}}
-        rows += _profile(bench, {"shape": shape, "batch": batch}, make, prompts, rounds)
+        yield from _profile(bench, {"shape": shape, "batch": batch}, make, prompts, rounds)
     for batch in bench.batches(1, 16) if bench.options.head else ():
         length = 128 if bench.quick else 1024
         alike = {"max_num_seqs": batch, "budget": "fixed", "max_model_len": length}
@@ -149,8 +153,7 @@ def profile(bench: Bench) -> dict[str, Any]:
         head = bench.options.head
         rounds = {"plain": None, "EAGLE head": Eagle(head, 3), "EAGLE head, fixed trees": Eagle(head, tree="wide")}
         rounds["EAGLE head, grown trees"] = Eagle(head, 31, tree="dynamic", top_k=8, depth=2)
-        rows += _profile(bench, {"shape": name, "batch": batch}, make, prompts, rounds, temperature=0.8, seed=0)
-    return {"rows": rows}
+        yield from _profile(bench, {"shape": name, "batch": batch}, make, prompts, rounds, temperature=0.8, seed=0)
 
 
 def _profile(
@@ -160,14 +163,13 @@ def _profile(
     prompts: list[list[int]],
     rounds: dict[str, Any],
     **sampling: Any,
-) -> list[dict[str, Any]]:
+) -> Iterator[Row]:
     """Of rounds with each drafter."""
 
     def spend(llm: LLM, drafter: Any) -> float:
         llm.set_drafter(drafter)
         return float(per_round(llm, prompts, bench.options.turns, bench.quick, **sampling)["ms"])
 
-    rows = []
     with make() as llm:
         spent = {name: spend(llm, drafter) for name, drafter in rounds.items()}
     with one_by_one(), make() as llm:
@@ -176,11 +178,11 @@ def _profile(
             sums = _kernels(llm, prompts, (24, 8) if bench.quick else (96, 64), **sampling)
             kernels = sorted(((said[:80], ms) for said, ms in sums.items() if ms > 0), key=lambda item: -item[1])
             total = sum(ms for _, ms in kernels)
-            rows.append({**told, "round": name, "step_ms": spent[name], "alone_ms": alone, "kernels_ms": total})
-            rows[-1] |= {"kernels": [{"kernel": said, "ms": ms} for said, ms in kernels[:40]], "sampling": sampling}
+            row = {**told, "round": name, "step_ms": spent[name], "alone_ms": alone, "kernels_ms": total}
+            row |= {"kernels": [{"kernel": said, "ms": ms} for said, ms in kernels[:40]], "sampling": sampling}
             figures = f"{spent[name]:.3f} ms a round; one by one {alone:.3f}, {total:.3f} in kernels"
             print(f"{told['shape']}, {told['batch']} sequences, {name}: {figures}", flush=True)
-    return rows
+            yield row
 
 
 def _kernels(llm: LLM, prompts: list[list[int]], sizes: tuple[int, int], **sampling: Any) -> dict[str, float]:
@@ -205,7 +207,7 @@ def _kernels(llm: LLM, prompts: list[list[int]], sizes: tuple[int, int], **sampl
     return sums
 
 
-PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "steps": steps,
     "verify": verify,
     "profile": profile,
@@ -240,6 +242,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--answer", type=int, default=416, help="the same of head: it guesses better later in a text")
     parser.add_argument("--alone", type=int, default=32, help="prompts that exact asks one at a time too")
     parser.add_argument("--rates", nargs="+", type=float, default=[1.0, 4.0, 8.0], help="requests a second")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no more is begun after so many, of all parts")
     parser.add_argument("--quick", action="store_true", help="tiny shapes and few tokens: no figure means anything")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -252,25 +255,40 @@ def read_options() -> argparse.Namespace:
     return options
 
 
+def measure(part: str, options: argparse.Namespace, told: dict[str, Any], end: float) -> bool:
+    """Write a part's file anew with every row: what cuts it off leaves what was found. Whether it came to its end."""
+    data = {"part": part, **machine.record(), "command": f"python bench/gpu.py {part}", "options": told}
+    rows, finished = list[Row](), False
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(PARTS[part](Bench(options, Path(folder)))) as found,
+    ):
+        while not finished and time.monotonic() < end:
+            row = next(found, None)
+            finished = row is None
+            rows += [] if row is None else [row]
+            more = {} if finished else {"unfinished": True}
+            results.write(options.output / f"gpu_{part}.json", {**data, **more, "rows": rows})
+    kept = f"wrote gpu_{part}.json{'' if finished else ', unfinished'}" if rows or finished else "nothing was measured"
+    print(f"{part}: {kept}", flush=True)
+    return finished
+
+
 def main() -> int:
     options = read_options()
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         print("no GPU here: nothing was measured")
         return 0
     told = {name: value for name, value in vars(options).items() if name not in (*HIDDEN, "parts")}
-    failed = []
+    failed, end = [], time.monotonic() + 60 * options.minutes
     for part in options.parts:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                found = PARTS[part](Bench(options, Path(folder)))
-            except (Exception, SystemExit) as error:  # what the other parts find is worth having all the same
-                traceback.print_exc()
-                print(f"{part} failed: {error}", flush=True)
-                failed.append(part)
-                continue
-        data = {"part": part, **machine.record(), "command": f"python bench/gpu.py {part}", "options": told, **found}
-        results.write(options.output / f"gpu_{part}.json", data)
-        print(f"wrote gpu_{part}.json", flush=True)
+        try:
+            finished = measure(part, options, told, end)
+        except (Exception, SystemExit) as error:  # what the other parts find is worth having all the same
+            traceback.print_exc()
+            print(f"{part} failed: {error}", flush=True)
+            finished = False
+        failed += [] if finished else [part]
     return int(bool(failed))
 
 

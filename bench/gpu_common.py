@@ -45,6 +45,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+Row = dict[str, Any]  # what a part finds: plain data
+
+
 @dataclass
 class Bench:
     """What was asked for, and a folder for configs without weights."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpu_common import Bench, accepted_lengths, different, greedy
+from gpu_common import Bench, Row, accepted_lengths, different, greedy
 from gpu_drafters import Replay
 
 from paceline import LLM, DraftModel, Eagle, NGram, SamplingParams, Suffix
@@ -16,24 +17,22 @@ BESIDE = 32  # sequences that run at the same time
 SETTINGS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 0.8, "top_p": 0.95}}
 
 
-def exact(bench: Bench) -> dict[str, Any]:
+def exact(bench: Bench) -> Iterator[Row]:
     """For each model, setting and drafter: how many texts are the same, in a crowd and alone.
 
     The crowd has a cache that cannot hold it, so sequences are preempted and begin again, and prompts that come twice
     hit the prefix cache. What is compared with: plain decoding with room for all, nobody's prefix shared.
     """
-    rows = []
-    models = [bench.options.small, *([] if bench.options.large == "none" else [bench.options.large])]
-    for model in models:
-        rows += check_model(bench, model)
-    for row in rows:
-        assert row["texts"] > 0
-    same, texts = (sum(row[name] for row in rows) for name in ("identical", "texts"))
+    same = texts = 0
+    for model in [bench.options.small, *([] if bench.options.large == "none" else [bench.options.large])]:
+        for row in check_model(bench, model):
+            assert row["texts"] > 0
+            same, texts = same + row["identical"], texts + row["texts"]
+            yield row
     print(f"exact: {same} of {texts} texts identical", flush=True)
-    return {"rows": rows, "identical": same, "texts": texts}
 
 
-def check_model(bench: Bench, model: str) -> list[dict[str, Any]]:
+def check_model(bench: Bench, model: str) -> Iterator[Row]:
     length, new = (128, 16) if bench.quick else (1024, bench.options.tokens)
     roomy = bench.llm(model, max_model_len=length, max_num_seqs=BESIDE, num_pages=BESIDE * (length // 16 + 1))
     texts = [] if roomy.tokenizer is None else bench.texts("mt_bench.jsonl", "spec_bench.jsonl")
@@ -44,20 +43,17 @@ def check_model(bench: Bench, model: str) -> list[dict[str, Any]]:
     plain = {name: _answers(roomy, prompts, params[name]) for name in SETTINGS}
     roomy.close()
     pages = _few_pages(prompts, new, length)
-    tight = bench.llm(
-        model, max_model_len=length, max_num_seqs=BESIDE, num_pages=pages, prefix_caching=True, budget="fixed"
-    )
-    rows = []
-    for name, drafter in drafters(bench, model).items():
-        tight.set_drafter(drafter)
-        for setting, known in plain.items():
-            if isinstance(drafter, Replay):
-                drafter.tell({tuple(ids): list(text) for ids, text in zip(prompts, known)})
-            row = {"model": Path(model).name, "setting": setting, "drafter": name}
-            rows.append(row | _check(tight, prompts, params[setting], known, bench.options.alone))
-            print(rows[-1], flush=True)
-    tight.close()
-    return rows
+    given = {"max_model_len": length, "max_num_seqs": BESIDE, "num_pages": pages, "budget": "fixed"}
+    with bench.llm(model, prefix_caching=True, **given) as tight:
+        for name, drafter in drafters(bench, model).items():
+            tight.set_drafter(drafter)
+            for setting, known in plain.items():
+                if isinstance(drafter, Replay):
+                    drafter.tell({tuple(ids): list(text) for ids, text in zip(prompts, known)})
+                row = {"model": Path(model).name, "setting": setting, "drafter": name}
+                row |= _check(tight, prompts, params[setting], known, bench.options.alone)
+                print(row, flush=True)
+                yield row
 
 
 def drafters(bench: Bench, model: str) -> dict[str, Any]:

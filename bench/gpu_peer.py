@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_common import BATCHES, LLAMA, LONG, PROMPT, SHORT, SIZES, Bench, asking, greedy, random_prompts, timed
+from gpu_common import BATCHES, LLAMA, LONG, PROMPT, SHORT, SIZES, Bench, Row, asking, greedy, random_prompts, timed
 from safetensors.torch import save_file
 
 from paceline import LLM, Eagle
@@ -48,22 +49,18 @@ class Job:
     more: dict[str, Any] = field(default_factory=dict)  # of ours alone
 
 
-def vllm(bench: Bench) -> dict[str, Any]:
+def vllm(bench: Bench) -> Iterator[Row]:
     """Steps, first tokens and the head, ours and vLLM's."""
     python = bench.options.peer_python
     if not python:
         raise SystemExit("this part needs --peer-python PYTHON, one that has vLLM")
-    rows = []
     for shape in bench.options.shapes:
-        rows += _steps(bench, python, shape)
+        yield from _steps(bench, python, shape)
     if bench.options.head:
-        rows += _head(bench, python)
-    for row in rows:
-        print(row, flush=True)
-    return {"rows": rows}
+        yield from _head(bench, python)
 
 
-def _steps(bench: Bench, python: str, shape: str) -> list[dict[str, Any]]:
+def _steps(bench: Bench, python: str, shape: str) -> list[Row]:
     """Milliseconds a step and to the first token, of made-up weights."""
     batches, vocabulary = bench.batches(*BATCHES), 256 if bench.quick else 49152
     long, short, prompt, first = (24, 8, 16, 32) if bench.quick else (LONG, SHORT, PROMPT, FIRST)
@@ -83,7 +80,7 @@ def _steps(bench: Bench, python: str, shape: str) -> list[dict[str, Any]]:
     return rows + [_row(f"{shape}: a step", batch, step(ours, batch), step(theirs, batch)) for batch in batches]
 
 
-def _head(bench: Bench, python: str) -> list[dict[str, Any]]:
+def _head(bench: Bench, python: str) -> Iterator[Row]:
     """Milliseconds a token of one sequence, of real weights: plain, and with the head."""
     batches, new = bench.batches(1, 16), 12 if bench.quick else bench.options.tokens
     options = {"max_model_len": 128 if bench.quick else 1024, "max_num_seqs": max(batches)}
@@ -104,17 +101,17 @@ def _head(bench: Bench, python: str) -> list[dict[str, Any]]:
             model, runs, options, Eagle(bench.options.head, DRAFTS), speculative, {"budget": "fixed"}
         ),
     }
-    rows = []
     for named, job in jobs.items():
         ours, theirs = _both(bench, python, job)
         for batch, temperature in ((batch, temperature) for batch in batches for temperature in (0.0, 0.8)):
             spent = [1e3 * min(found[f"{batch} {temperature:g}"]["seconds"]) / new for found in (ours, theirs)]
-            rows.append(_row(f"small: {named}, temperature {temperature:g}", batch, *spent))
-    return rows
+            yield _row(f"small: {named}, temperature {temperature:g}", batch, *spent)
 
 
 def _row(what: str, batch: int, ours: float, theirs: float) -> dict[str, Any]:
-    return {"what": what, "batch": batch, "ours_ms": ours, "peer_ms": theirs, "ratio": theirs / ours}
+    row = {"what": what, "batch": batch, "ours_ms": ours, "peer_ms": theirs, "ratio": theirs / ours}
+    print(row, flush=True)
+    return row
 
 
 def _both(bench: Bench, python: str, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import statistics
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gpu_common import Bench, asking, greedy, per_round, random_prompts, synchronize, timed
+from gpu_common import Bench, Row, asking, greedy, per_round, random_prompts, synchronize, timed
 
 from paceline import LLM, AsyncLLM, Eagle, NGram, Suffix
 from paceline.bench import peers
@@ -27,29 +29,25 @@ INPUT, OUTPUT = 2048, 300
 LONG_CONTEXT = 32768
 
 
-def head(bench: Bench) -> dict[str, Any]:
+def head(bench: Bench) -> Iterator[Row]:
     """The head against plain decoding on MT-bench's first turns, greedy and sampled, in turns."""
     if not bench.options.head:
         raise SystemExit("this part needs --head FOLDER")
-    rows = []
     for batch in bench.batches(*HEAD_REACH):
         drafters = {
             "EAGLE head": Eagle(bench.options.head, 5),
             "EAGLE head, fixed trees": Eagle(bench.options.head, tree="wide"),
             "EAGLE head, grown trees": Eagle(bench.options.head, 31, tree="dynamic", top_k=8, depth=2),
         }
-        sides = _sides(bench, bench.options.small, batch, drafters)
-        texts = [] if sides["plain"].tokenizer is None else bench.texts("mt_bench.jsonl")
-        for temperature in (0.0, 0.8):
-            found = _race(bench, sides, texts, batch, bench.options.answer, temperature)
-            rows += [{**row, "reach": HEAD_REACH.get(batch, 1.0)} for row in found]
-        _close(sides)
-    return {"rows": rows}
+        with _sides(bench, bench.options.small, batch, drafters) as sides:
+            texts = [] if sides["plain"].tokenizer is None else bench.texts("mt_bench.jsonl")
+            for temperature in (0.0, 0.8):
+                found = _race(bench, sides, texts, batch, bench.options.answer, temperature)
+                yield from ({**row, "reach": HEAD_REACH.get(batch, 1.0)} for row in found)
 
 
-def lookup(bench: Bench) -> dict[str, Any]:
+def lookup(bench: Bench) -> Iterator[Row]:
     """N-gram and suffix against plain decoding, by kind of prompt. Suffix knows no answers but its own."""
-    rows = []
     models = [bench.options.small, *([] if bench.options.large == "none" else [bench.options.large])]
     asked = {
         "summarisation": (("spec_bench.jsonl",), ("summarization",)),
@@ -58,25 +56,21 @@ def lookup(bench: Bench) -> dict[str, Any]:
     }
     for model, batch in itertools.product(models, bench.batches(1, 8, 64)):
         drafters = {"ngram": NGram(), "suffix": Suffix(max_cached_requests=0)}
-        sides = _sides(bench, model, batch, drafters)
-        for kind, (files, category) in asked.items():
-            texts = [] if sides["plain"].tokenizer is None else bench.texts(*files, category=category)
-            found = _race(bench, sides, texts, batch, bench.options.tokens, 0.0)
-            rows += [{**row, "prompts_of": kind, "reach": LOOKUP_REACH} for row in found]
-        _close(sides)
-    return {"rows": rows}
+        with _sides(bench, model, batch, drafters) as sides:
+            for kind, (files, category) in asked.items():
+                texts = [] if sides["plain"].tokenizer is None else bench.texts(*files, category=category)
+                found = _race(bench, sides, texts, batch, bench.options.tokens, 0.0)
+                yield from ({**row, "prompts_of": kind, "reach": LOOKUP_REACH} for row in found)
 
 
-def _sides(bench: Bench, model: str, batch: int, drafters: dict[str, Any]) -> dict[str, LLM]:
+@contextlib.contextmanager
+def _sides(bench: Bench, model: str, batch: int, drafters: dict[str, Any]) -> Iterator[dict[str, LLM]]:
     """An engine for plain decoding and one for each drafter: nothing is made anew between two turns."""
     length = 128 if bench.quick else 2048
     fixed = {"max_model_len": length, "max_num_seqs": batch, "num_pages": batch * (length // 16 + 1)}
-    return {name: bench.llm(model, drafter, **fixed) for name, drafter in {"plain": None, **drafters}.items()}
-
-
-def _close(sides: dict[str, LLM]) -> None:
-    for llm in sides.values():
-        llm.close()
+    with contextlib.ExitStack() as stack:
+        everyone = {"plain": None, **drafters}.items()
+        yield {name: stack.enter_context(bench.llm(model, drafter, **fixed)) for name, drafter in everyone}
 
 
 def _race(
@@ -142,9 +136,9 @@ def _name(llm: LLM) -> str:
     return Path(llm.engine.target.origin).name
 
 
-def long(bench: Bench) -> dict[str, Any]:
+def long(bench: Bench) -> Iterator[Row]:
     """A step after a long text against one after a short: what is between them is attention to the cache."""
-    rows, shape = [], bench.options.shapes[0]
+    shape = bench.options.shapes[0]
     far = 256 if bench.quick else LONG_CONTEXT
     llm = bench.dummy(shape, max_model_len=far + 256, max_num_seqs=1, max_batched_tokens=None if bench.quick else 8192)
     model = llm.engine.target.model
@@ -157,23 +151,21 @@ def long(bench: Bench) -> dict[str, Any]:
     }
     reading = 1e3 * row_bytes * (far - short) / bandwidth
     spent = found[far] - found[short]
-    rows.append(
-        {
-            "shape": shape,
-            "context": far,
-            "step_ms": found[far],
-            "short_context": short,
-            "short_step_ms": found[short],
-            "attention_ms": spent,
-            "cache_read_ms": reading,
-            "ratio": spent / reading,
-            "reach": LONG_REACH,
-            "bytes_per_second": bandwidth,
-        }
-    )
-    print(rows[-1], flush=True)
+    row = {
+        "shape": shape,
+        "context": far,
+        "step_ms": found[far],
+        "short_context": short,
+        "short_step_ms": found[short],
+        "attention_ms": spent,
+        "cache_read_ms": reading,
+        "ratio": spent / reading,
+        "reach": LONG_REACH,
+        "bytes_per_second": bandwidth,
+    }
+    print(row, flush=True)
     llm.close()
-    return {"rows": rows}
+    yield row
 
 
 def _bandwidth(bench: Bench) -> float:
@@ -191,15 +183,15 @@ def _bandwidth(bench: Bench) -> float:
     return 2 * size / best
 
 
-def serving(bench: Bench) -> dict[str, Any]:
+def serving(bench: Bench) -> Iterator[Row]:
     """Requests arrive at random (Poisson); the same arrivals at every start."""
-    shape, rows = bench.options.shapes[0], []
+    shape = bench.options.shapes[0]
     sizes = (24, 8) if bench.quick else (INPUT, OUTPUT)
     count = 6 if bench.quick else min(bench.options.prompts, 64)
     for rate in bench.options.rates[:1] if bench.quick else bench.options.rates:
-        rows.append(asyncio.run(_serve(bench, shape, rate * (20 if bench.quick else 1), count, sizes)))
-        print(rows[-1], flush=True)
-    return {"rows": rows}
+        row = asyncio.run(_serve(bench, shape, rate * (20 if bench.quick else 1), count, sizes))
+        print(row, flush=True)
+        yield row
 
 
 async def _serve(bench: Bench, shape: str, rate: float, count: int, sizes: tuple[int, int]) -> dict[str, Any]:
@@ -253,32 +245,31 @@ def _spread(seconds: list[float]) -> dict[str, float]:
     return {"mean": float(values.mean()), **{f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}}
 
 
-def transformers(bench: Bench) -> dict[str, Any]:
+def transformers(bench: Bench) -> Iterator[Row]:
     """transformers' plain, prompt lookup and assisted generation beside ours, one prompt at a time."""
     options, new = bench.options, 12 if bench.quick else bench.options.tokens
     path = loader.locate(options.small)
     draft = None if options.draft is None else loader.locate(options.draft)
-    sides = _sides(bench, options.small, 1, {"ngram": NGram()})
-    texts = [] if sides["plain"].tokenizer is None else bench.texts("mt_bench.jsonl")
-    prompts = asking(sides["plain"], texts, 2 if bench.quick else 8, new)
     asked = peers.Asked(path, draft, 2048, torch.device(options.device), torch.get_num_threads())
     found, absent = peers.find_peers(asked)
-    found = [peer for peer in found if peer.name.startswith("transformers")]
-    rows = []
-    for name, llm in sides.items():
-        timed(llm, prompts[:1], greedy(new))
-        spent = sum(timed(llm, [prompt], greedy(new))[0] for prompt in prompts)
-        rows.append({"who": f"paceline, {name}", "seconds": spent, "tokens_per_second": new * len(prompts) / spent})
-    for peer in found:
-        peer.answer(prompts[0], 4, [])
-        synchronize()
-        begin = time.perf_counter()
-        tokens = sum(len(peer.answer(prompt, new, [])) for prompt in prompts)
-        synchronize()
-        spent = time.perf_counter() - begin
-        rows.append({"who": peer.name, "seconds": spent, "tokens_per_second": tokens / spent})
-    for row in rows:
-        row |= {"prompts": len(prompts), "ratio": rows[0]["tokens_per_second"] / row["tokens_per_second"]}
+    spent: dict[str, tuple[float, int]] = {}  # seconds and tokens
+    with _sides(bench, options.small, 1, {"ngram": NGram()}) as sides:
+        texts = [] if sides["plain"].tokenizer is None else bench.texts("mt_bench.jsonl")
+        prompts = asking(sides["plain"], texts, 2 if bench.quick else 8, new)
+        for name, llm in sides.items():
+            timed(llm, prompts[:1], greedy(new))
+            seconds = sum(timed(llm, [prompt], greedy(new))[0] for prompt in prompts)
+            spent[f"paceline, {name}"] = seconds, new * len(prompts)
+        for peer in (peer for peer in found if peer.name.startswith("transformers")):
+            peer.answer(prompts[0], 4, [])
+            synchronize()
+            begin = time.perf_counter()
+            tokens = sum(len(peer.answer(prompt, new, [])) for prompt in prompts)
+            synchronize()
+            spent[peer.name] = time.perf_counter() - begin, tokens
+    ours = spent["paceline, plain"][1] / spent["paceline, plain"][0]
+    for name, (seconds, tokens) in spent.items():
+        row = {"who": name, "seconds": seconds, "tokens_per_second": tokens / seconds, "prompts": len(prompts)}
+        row["ratio"] = ours / row["tokens_per_second"]
         print(row, flush=True)
-    _close(sides)
-    return {"model": path.name, "rows": rows, "absent": absent}
+        yield {"model": path.name, **row, "absent": absent}

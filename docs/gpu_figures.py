@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
+PEER = "vLLM 0.25.0 on an H200"  # whose steps were taken beforehand: bench/gpu_common.py
 Cells = list[str]
 Table = tuple[Cells, list[Cells]]
 
 
 def render(data: dict[str, Any]) -> tuple[list[Table], str]:
     """Tables, and what is said below them."""
-    return PARTS[data["part"]](data)
+    tables, told = PARTS[data["part"]](data)
+    return tables, f"{told} Cut off before its end: there is more to be measured." if data.get("unfinished") else told
 
 
 def _mark(text: str, reached: bool) -> str:
@@ -32,7 +34,7 @@ def steps(data: dict[str, Any]) -> tuple[list[Table], str]:
             ours.append("–" if row is None else _mark(f"{row['ms']:.2f}", reach is None or row["ms"] <= reach))
             wanted.append("–" if reach is None else f"{reach:g}")
             theirs.append("–" if peer is None else f"{peer:g}")
-        rows += [[f"{shape}: paceline", *ours], ["to be reached", *wanted], [data["peer"], *theirs]]
+        rows += [[f"{shape}: paceline", *ours], ["to be reached", *wanted], [PEER, *theirs]]
     told = "Milliseconds a step by number of sequences; made-up weights, prompts of 512 tokens, greedy: the least time "
     told += "for 160 new tokens less that for 32, over 128. Bold: not reached."
     return [(["", *map(str, batches)], rows)], told
@@ -69,7 +71,8 @@ def exact(data: dict[str, Any]) -> tuple[list[Table], str]:
         branches = "–" if row["branches"] is None else ", ".join(map(str, row["branches"]))
         named = [row["model"], row["setting"], row["drafter"]]
         rows.append([*named, same, lengths, branches, str(row["preemptions"]), str(row["prefix_hits"])])
-    return [(heads, rows)], f"{data['identical']} of {data['texts']} texts are plain decoding's, token for token."
+    same, texts = (sum(row[name] for row in data["rows"]) for name in ("identical", "texts"))
+    return [(heads, rows)], f"{same} of {texts} texts are plain decoding's, token for token."
 
 
 def speed(data: dict[str, Any]) -> tuple[list[Table], str]:
@@ -119,10 +122,10 @@ def serving(data: dict[str, Any]) -> tuple[list[Table], str]:
 
 def transformers(data: dict[str, Any]) -> tuple[list[Table], str]:
     rows = [[row["who"], f"{row['tokens_per_second']:.1f}", f"{row['ratio']:.2f}×"] for row in data["rows"]]
-    absent = "".join(f" {name}: {why}." for name, why in data["absent"].items() if name == "transformers")
-    return [
-        (["", "tokens/s", "our plain decoding against it"], rows)
-    ], f"{data['model']}, one prompt at a time.{absent}"
+    first = data["rows"][0]
+    absent = "".join(f" {name}: {why}." for name, why in first["absent"].items() if name == "transformers")
+    table = ["", "tokens/s", "our plain decoding against it"], rows
+    return [table], f"{first['model']}, one prompt at a time.{absent}"
 
 
 def vllm(data: dict[str, Any]) -> tuple[list[Table], str]:

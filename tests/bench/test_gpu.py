@@ -83,7 +83,8 @@ def test_drafters_that_are_right_now_and_then_change_no_text(
 ) -> None:
     data = run(script, monkeypatch, tmp_path, "exact", "head", "profile", "--head", tiny_eagle("third"))
     exact = data["exact"]
-    assert exact["identical"] == exact["texts"] > 0
+    same, texts = (sum(row[name] for row in exact["rows"]) for name in ("identical", "texts"))
+    assert same == texts > 0 and "unfinished" not in exact
     rows = {(row["setting"], row["drafter"]): row for row in exact["rows"]}
     tree = rows["seeded", "replay, trees"]
     assert all(tree["branches"]) and len(tree["branches"]) == 3, "every branch was taken"
@@ -94,10 +95,25 @@ def test_drafters_that_are_right_now_and_then_change_no_text(
     assert {row["round"] for row in profiled} == {"plain", *(row["drafter"] for row in data["head"]["rows"])}
     assert [row["temperature"] for row in data["head"]["rows"]] == [0.0] * 3 + [0.8] * 3
     assert len({row["drafter"] for row in data["head"]["rows"]} & {drafter for _, drafter in rows}) == 3
-    assert f"{exact['texts']} of {exact['texts']} texts are plain decoding's" in figures.render(
-        "gpu_exact", tmp_path / "results"
-    )
+    assert f"{texts} of {texts} texts are plain decoding's" in figures.render("gpu_exact", tmp_path / "results")
     assert "| 2 |" not in figures.render("gpu_head", tmp_path / "results"), "wanted is ≥ 2"
+
+
+def test_lookups_and_transformers_are_timed_beside_plain(
+    script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = run(script, monkeypatch, tmp_path, "lookup", "transformers")
+    rows = data["lookup"]["rows"]
+    assert [(row["prompts_of"], row["drafter"]) for row in rows[:3]] == [
+        *(("summarisation", name) for name in ("ngram", "suffix")),
+        ("retrieval", "ngram"),
+    ]
+    assert all(row["identical"] == row["prompts"] for row in rows) and len(rows) == 6
+    who = [row["who"] for row in data["transformers"]["rows"]]
+    assert who[:2] == ["paceline, plain", "paceline, ngram"] and "transformers" in who[2]
+    assert data["transformers"]["rows"][0]["ratio"] == 1.0
+    for part in ("lookup", "transformers"):
+        assert "| --- |" in figures.render(f"gpu_{part}", tmp_path / "results")
 
 
 def test_prompts_are_looked_for_until_as_many_different_ones_fit_as_were_asked_for(script: Any) -> None:
@@ -127,11 +143,12 @@ def test_profiles_and_peers_become_tables(figures: ModuleType, tmp_path: Path) -
     assert lines[0].startswith("| kernel (smollm2, 64 sequences, plain: 1.00 ms a round, 1.25 if no kernel starts")
     assert any("64 sequences, plain at temperature 0.8: 1.00 ms a round" in line for line in lines)
     assert lines[2:5] == ["| `matmul` | 0.500 |", "| `attention` | 0.250 |", "| all kernels | 0.750 |"]
+    absent = {"transformers": "it is not installed"}
     rows = [
-        {"who": who, "tokens_per_second": speed, "ratio": 90 / speed} for who, speed in (("ours", 90.0), ("t", 30.0))
+        {"model": "m", "who": who, "tokens_per_second": speed, "ratio": 90 / speed, "absent": absent}
+        for who, speed in (("ours", 90.0), ("t", 30.0))
     ]
-    told = {"model": "m", "rows": rows, "absent": {"transformers": "it is not installed"}}
-    write(tmp_path / "peers.json", {"part": "transformers", **machine.record(), **told})
+    write(tmp_path / "peers.json", {"part": "transformers", **machine.record(), "rows": rows})
     text = figures.render("peers", tmp_path)
     assert "| t | 30.0 | 3.00× |" in text and "transformers: it is not installed." in text
 
@@ -180,6 +197,42 @@ def test_an_exported_model_is_the_same_in_bfloat16(script: Any, tmp_path: Path) 
         one, other = given.source.read(name), made.source.read(name)
         assert isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
         assert torch.equal(one.to(torch.bfloat16), other)
+
+
+def test_what_was_found_before_a_part_was_cut_off_or_fell_is_there(
+    script: Any,
+    figures: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = {"shape": "smollm2", "context": 9, "reach": 1.5, "ratio": 1.0, "bytes_per_second": 1e12}
+    row |= {"step_ms": 1.0, "attention_ms": 1.0, "cache_read_ms": 1.0}
+    closed = list[str]()
+
+    def falls(bench: Any) -> Any:
+        try:
+            yield row
+            yield {**row, "context": 99}
+            raise ValueError("something else")
+        finally:
+            closed.append("falls")
+
+    def run_part(*words: str) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", ["gpu.py", "long", *words, *SMALL, "--output", str(tmp_path)])
+        assert script.main() == 1
+        found: dict[str, Any] = json.loads((tmp_path / "gpu_long.json").read_text())
+        assert found["unfinished"] and "Cut off before its end" in figures.render("gpu_long", tmp_path)
+        return found
+
+    monkeypatch.setitem(script.PARTS, "long", falls)
+    assert [found["context"] for found in run_part()["rows"]] == [9, 99]
+    assert "long failed: something else" in capsys.readouterr().out
+    clock = iter([0.0, 1.0, 61.0])
+    monkeypatch.setattr(script.time, "monotonic", lambda: next(clock))
+    assert [found["context"] for found in run_part("--minutes", "1")["rows"]] == [9]
+    assert "wrote gpu_long.json, unfinished" in capsys.readouterr().out
+    assert closed == ["falls"] * 2, "engines are closed"
 
 
 def test_a_part_that_is_not_there_is_told(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
