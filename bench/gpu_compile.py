@@ -130,18 +130,19 @@ def describe(launches: Launches) -> list[dict[str, Any]]:
         registers, spilled = map(int, sizes.groups())
         row = {"kernel": kernel.metadata.name, "registers": registers, "spilled": spilled}
         row |= {"shared": kernel.metadata.shared, "warps": kernel.metadata.num_warps}
-        rows.append({**row, "constants": {name: str(value) for name, value in launches.constants[number].items()}})
+        constants = {name: str(value) for name, value in launches.constants[number].items()} if spilled else None
+        rows.append({**row, "constants": constants})
     return sorted(rows, key=lambda row: (-row["spilled"], -row["registers"], row["kernel"]))
 
 
 def tell_rounds(launches: Launches) -> list[dict[str, Any]]:
-    """Of rounds of decoding alone, by size; those of greedy requests and of sampled ones."""
+    """Of rounds of decoding alone, by size; those of greedy requests and of sampled ones. Of one sequence by kernel."""
     rows = []
     for key, names in launches.rounds.items():
         size, kinds = key.size, collections.Counter(names)
         if size.chunks == 0 and key.kind is not None:
-            row = {"sequences": size.sampling, "nodes": size.nodes, "greedy": key.kind.greedy}
-            rows.append({**row, "launches": len(names), "kernels": dict(kinds.most_common())})
+            row = {"sequences": size.sampling, "nodes": size.nodes, "greedy": key.kind.greedy, "launches": len(names)}
+            rows.append({**row, "kernels": dict(kinds.most_common())} if size.sampling == 1 else row)
     return sorted(rows, key=lambda row: (row["sequences"], row["nodes"], not row["greedy"]))
 
 
@@ -200,9 +201,9 @@ def main() -> int:
                 kernels, rounds = describe(launches), tell_rounds(launches)
                 too_large = [row for row in kernels if row["shared"] > SHARED]
                 wrong += len(launches.failed) + len(too_large)
-                rows.append({"shape": shape, "rounds_of": name, "compiled_s": spent, "failed": launches.failed})
+                rows.append({"shape": shape, "rounds_of": name, "failed": launches.failed})
                 rows[-1] |= {"kernels": kernels, "rounds": rounds}
-                print(f"{shape}, {name}: {len(kernels)} kernels, compiled in {spent:.1f} s", flush=True)
+                print(f"{shape}, {name}: {len(kernels)} kernels; new ones compiled in {spent:.1f} s", flush=True)
                 for row in (row for row in kernels if row["spilled"]):
                     said = f"{row['registers']} registers, {row['spilled']} bytes spilled, {row['shared']} shared"
                     print(f"  {row['kernel']}: {said}; {row['constants']}")

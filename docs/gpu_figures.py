@@ -138,7 +138,24 @@ def vllm(data: dict[str, Any]) -> tuple[list[Table], str]:
     return [(heads, rows)], told
 
 
+def compiled(data: dict[str, Any]) -> tuple[list[Table], str]:
+    """Of one sequence: plain rounds, and those with as many nodes as there are."""
+    names = {"plain": "plain", "chain": "EAGLE chain", "fixed": "EAGLE fixed tree", "grown": "EAGLE grown tree"}
+    heads = ["shape", "rounds", "nodes", "launches, greedy", "sampled", "kernels of all sizes", "of them spill"]
+    rows = []
+    for row in data["rows"]:
+        alone = [one for one in row["rounds"] if one["sequences"] == 1]
+        most = max(one["nodes"] for one in alone)
+        told = {one["greedy"]: str(one["launches"]) for one in alone if one["nodes"] == most}
+        spilled = sum(kernel["spilled"] > 0 for kernel in row["kernels"])
+        named = [row["shape"], names.get(row["rounds_of"], row["rounds_of"]), str(most)]
+        rows.append([*named, told[True], told[False], str(len(row["kernels"])), str(spilled)])
+    target = f"Compiled for an H200 (sm_90) by Triton {data['triton']}, on a machine without a GPU."
+    return [(heads, rows)], f"One sequence. {target}"
+
+
 PARTS = {
+    "compile": compiled,
     "steps": steps,
     "verify": verify,
     "profile": profile,
