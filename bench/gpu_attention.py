@@ -90,6 +90,7 @@ SWEEPS: dict[str, tuple[list[str], list[dict[str, Any]]]] = {
             {},
             *(compiled(*way) for way in ((4, 2), (4, 4), (2, 3), (2, 4), (8, 3))),
             *({"AHEAD": values} for values in (16, 32, 128)),
+            {"MOST_AHEAD": 32},
             *({"WARPS": 132 * warps} for warps in (4, 12, 16)),
             chunks(128, 1024, 512),
             chunks(256, 4096, 1024),
