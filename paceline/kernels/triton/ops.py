@@ -259,7 +259,7 @@ class TritonForward(EagerForward):
             self.states[boundary] = x  # what waits may go on waiting for the norm behind it
 
     def tapped(self) -> Tensor | None:
-        self.states = {boundary: now(x) for boundary, x in self.states.items()}
+        self.states = {boundary: now(self.states[boundary]) for boundary in self.taps}
         return super().tapped()
 
     # What is left to PyTorch, of values that are there.
@@ -357,11 +357,12 @@ class TritonOps(EagerOps):
         final = model.describe(f)
         if head is None:
             return f.finish(now(final))
-        if FINAL in taps or not isinstance(final, Normed):
-            hidden = f.finish(now(final))
-            return Late(hidden.final, hidden.tapped, *_logits(hidden.final, None, head))
-        folded = final.folded() if head.rows is None else None
-        made = _logits(final.x, final.norm, head) if folded is None else _logits(folded, None, head)
+        f.states[FINAL] = final
+        if isinstance(final, Normed):  # as a part of the head's product, also where somebody asks for what it gives
+            folded = final.folded() if head.rows is None else None
+            made = _logits(final.x, final.norm, head) if folded is None else _logits(folded, None, head)
+        else:
+            made = _logits(now(final), None, head)
         return Late(final, f.tapped(), *made)
 
     def keep(self, caches: Sequence[LayerCache], source: Tensor, target: Tensor) -> None:

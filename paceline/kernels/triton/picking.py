@@ -71,7 +71,7 @@ def _bits(words, ids):
 
 @triton.jit
 def _gumbel(bits, wanted, inverse, logarithm):
-    """float32 noise of those that are wanted."""
+    """float32 noise of those that are wanted; that of others is anything."""
     unit = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10
     return (-_log(-_log(unit, wanted, inverse, logarithm), wanted, inverse, logarithm)).to(tl.float32)
 
@@ -233,7 +233,7 @@ def _sample_kernel(
                 best = keys_of(value, only if NUMBERS else name)
             else:
                 exact = tl.div_rn(values, heat) + _gumbel(bits, wanted, inverse, logarithm)
-                best = tl.max(keys_of(exact, ids), 0)
+                best = tl.max(keys_of(tl.where(wanted, exact, -float("inf")), ids), 0)
         tl.store(keys + to, best)
     else:
         values = tl.div_rn(values, heat)

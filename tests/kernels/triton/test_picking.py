@@ -82,6 +82,36 @@ def test_exact_noise_is_made_for_whatever_may_win(spread: float, device: torch.d
     assert found == [-1] * len(PLACES)
 
 
+def test_of_two_that_nearly_tie_no_third_wins(device: torch.device) -> None:
+    """Noise is made exactly for those two; that of all others is not, and must not count."""
+    from paceline.kernels.triton.picking import sample
+
+    seeds, samples, greedy = SLOTS[PLACES].unbind(1)
+    values = noise._gumbel(Keys(seeds, samples), POSITIONS + 1, noise.SAMPLE, 1500)
+    logits = made(1500, 1.0) - 40.0
+    for row, (heat, own) in enumerate(zip(WARMTH[PLACES].tolist(), values)):
+        first, second = 3 + row, 900 - row
+        logits[row, first], logits[row, second] = -heat * own[first], -heat * own[second] + 1e-5 * (row % 2)
+    found = sample(logits.to(device), PLACES.to(device), POSITIONS.to(device), keyed(device, noise.SAMPLE, None))
+    wanted = by_tensors(logits, noise.SAMPLE, None).tolist()
+    assert found.tolist() == wanted
+    sampled = [row for row, alone in enumerate(greedy.tolist()) if not alone]
+    assert len({wanted[row] == 3 + row for row in sampled}) == 2, "now the one, now the other"
+
+
+def test_many_ordinary_samples_are_those_of_tensor_operations(device: torch.device) -> None:
+    from paceline.kernels.triton.picking import sample
+
+    rows = 80
+    logits = torch.randn(rows, 4096, generator=torch.Generator().manual_seed(0))
+    slots, positions = torch.zeros(rows, dtype=torch.int64), torch.arange(rows)
+    seeds, samples, _ = SLOTS[slots].unbind(1)
+    values = noise._gumbel(Keys(seeds, samples), positions + 1, noise.SAMPLE, 4096)
+    wanted = argmax(logits / WARMTH[0] + values)
+    found = sample(logits.to(device), slots.to(device), positions.to(device), keyed(device, noise.SAMPLE, None))
+    assert found.tolist() == wanted.tolist() and len(set(wanted.tolist())) > 70
+
+
 def test_rough_noise_is_off_by_less_than_is_said(device: torch.device) -> None:
     from paceline.kernels.triton import picking
     from tests.kernels.triton.noises import both_kinds
