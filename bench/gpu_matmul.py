@@ -150,7 +150,9 @@ class Case:
         given, norm = self.rows(rows)
         tile, around = find_tile(rows, shape, DTYPE), kernels.Around(norm=norm, gate=self.around.gate)
         if head:
-            around = kernels.Around(bests=(torch.empty(16, device=DEVICE), torch.empty(16, device=DEVICE).int()))
+            tile = kernels.tile_of_logits(rows, given, weight, norm)
+            keys = torch.empty(rows, -(-shape.n // tile.n), dtype=torch.int64, device=DEVICE)
+            around = kernels.Around(norm=norm, bests=keys)
         if self.given.name in ADDED:
             behind = kernels.Norm(torch.ones(shape.n, device=DEVICE), 1e-5)
             around = kernels.Around(residual=self.residual[:rows], left=kernels.room_behind(x, weight, behind))

@@ -44,22 +44,13 @@ def factor_of(squares, share, eps, ROWS: tl.constexpr):
 
 
 @triton.jit
-def row_factor(x, y, eps, K: tl.constexpr, WIDE: tl.constexpr):
-    """The factor of one row of K values at x (with y: of x + y), the same as of many rows at once: [1]."""
+def row_factor(x, eps, K: tl.constexpr, WIDE: tl.constexpr):
+    """The factor of one row of K values at x, the same as of many rows at once: [1]."""
     GROUP: tl.constexpr = WIDE // 128 if WIDE > 1024 else 8
     at = tl.arange(0, 128)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]  # a group is one thread's
-    values = tl.load(x + at, mask=at < K, other=0.0)
-    if y is not None:
-        values = add(values, tl.load(y + at, mask=at < K, other=0.0))
-    wide = values.to(tl.float32)
+    wide = tl.load(x + at, mask=at < K, other=0.0).to(tl.float32)
     squares = sum_groups(wide * wide, 128, GROUP, GROUP)
     return factor_of(tl.reshape(squares, (1, 128)), 1.0 / K, eps, 1)
-
-
-@triton.jit
-def add(x, y):
-    """In float32, in x's dtype."""
-    return (x.to(tl.float32) + y.to(tl.float32)).to(x.dtype)
 
 
 @triton.jit

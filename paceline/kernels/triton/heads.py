@@ -177,6 +177,6 @@ def store_heads(
         head = (block - BLOCKS) * HEADS + tl.arange(0, HEADS)
         columns = tl.arange(0, VALUES)[None, :]
         mask = (head < KV)[:, None] & (columns < V)
-        kept = tl.load(qkv + row * row_stride + TURNED * D + head[:, None] * V + columns, mask=mask, other=0.0)
+        stored = tl.load(qkv + row * row_stride + TURNED * D + head[:, None] * V + columns, mask=mask, other=0.0)
         to_value = values + to * value_row + head[:, None] * value_head + columns
-        tl.store(to_value, kept.to(values.dtype.element_ty), mask=mask)
+        tl.store(to_value, stored.to(values.dtype.element_ty), mask=mask)

@@ -89,7 +89,7 @@ def logits(x: Tensor | Folded, weight: Matrix, norm: Norm | None = None) -> Tens
     """x [R, K] · weight [V, K]ᵀ → [R, V] float32, unrounded."""
     rows = given_rows(x)
     out = torch.empty(len(rows), weight.shape[0], dtype=torch.float32, device=rows.device)
-    launch(x, weight, out, Around(norm=norm), _tile_of_logits(len(rows), x, weight, norm))
+    launch(x, weight, out, Around(norm=norm), tile_of_logits(len(rows), x, weight, norm))
     return out
 
 
@@ -101,13 +101,13 @@ def logits_bests(
         x, norm = given_rows(x)[picked] if norm is None else fold(given_rows(x), norm, picked), None
     rows, width = given_rows(x), weight.shape[0]
     out = torch.empty(len(rows), width, dtype=torch.float32, device=rows.device)
-    tile = _tile_of_logits(len(rows), x, weight, norm)
+    tile = tile_of_logits(len(rows), x, weight, norm)
     keys = torch.empty(len(rows), triton.cdiv(width, tile.n), dtype=torch.int64, device=rows.device)
     launch(x, weight, out, Around(norm=norm, bests=keys), tile)
     return out, keys
 
 
-def _tile_of_logits(rows: int, x: Tensor | Folded, weight: Matrix, norm: Norm | None) -> Tile:
+def tile_of_logits(rows: int, x: Tensor | Folded, weight: Matrix, norm: Norm | None) -> Tile:
     """Logits are twice as wide, and a row's best is found: too much for large tiles that last."""
     tile = find_tile(rows, shape_of(x, weight, False, norm), given_rows(x).dtype)
     return replace(tile, lasting=tile.lasting and tile.m <= 64)

@@ -18,6 +18,7 @@ from paceline.kernels.rounds import Keyed
 from paceline.kernels.triton.device import INTERPRETED, PDL, begin, launching
 
 BLOCK = 1024  # logits of a program
+FEW = 1024  # keys of a row that one warp looks at
 
 # Rough noise is off by 5e-5 at most, what it is added to by 5e-7 of itself. Of two that is twice as much; ten times it.
 _ROOM, _SHARE = tl.constexpr(1e-3), tl.constexpr(1e-5)
@@ -78,7 +79,8 @@ def _gumbel(bits, wanted, inverse, logarithm):
 
 @triton.jit
 def _rough_log(x):
-    """By the device's own logarithm of base 2, off by 2⁻²² at most; where there is none, the interpreter's."""
+    """By the device's own logarithm of base 2, off by 2⁻²² (beyond 0.5 … 2 by as much of itself); where there is none,
+    the interpreter's."""
     if _APPROXIMATE:
         two = tl.inline_asm_elementwise(
             "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -351,5 +353,6 @@ def decide(keys: Tensor) -> Tensor:
     """[R, parts] keys → [R] what they name."""
     picks = torch.empty(len(keys), dtype=torch.int64, device=keys.device)
     parts = keys.shape[1]
-    _decide_kernel[(len(keys),)](keys, picks, parts, PARTS=triton.next_power_of_2(parts), PDL=PDL, **launching(1))
+    warps = 1 if parts <= FEW else 4
+    _decide_kernel[(len(keys),)](keys, picks, parts, PARTS=triton.next_power_of_2(parts), PDL=PDL, **launching(warps))
     return picks

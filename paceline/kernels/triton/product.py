@@ -243,12 +243,12 @@ def tile_of_boxes(
     number, x, w, out, scales, bias, residual, factors, best, left, T, N, K, residual_stride,
     share, eps, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SUMS: tl.constexpr,
-    LEFT: tl.constexpr, WIDEN: tl.constexpr, TURNED: tl.constexpr,
+    LEFT: tl.constexpr, WIDEN: tl.constexpr, TURNED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One tile from its first box to what is stored."""
+    """One tile from its first box to what is stored. EARLY: sums of squares are on their way meanwhile."""
     tile_row, tile_col = place(number, T, N, BLOCK_M, BLOCK_N, GROUP)
     rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
-    if NORM == 2 and BLOCK_M <= FEW:
+    if NORM == 2 and EARLY:
         squares = read_squares(factors, rows, T, SUMS)
     HIGH: tl.constexpr = BLOCK_N if TURNED else BLOCK_M
     WIDE: tl.constexpr = BLOCK_M if TURNED else BLOCK_N
@@ -270,7 +270,7 @@ def tile_of_boxes(
     if NORM == 1:
         factor = tl.load(factors + rows, mask=rows < T, other=0.0)[:, None]
     elif NORM == 2:
-        if BLOCK_M > FEW:
+        if not EARLY:
             squares = read_squares(factors, rows, T, SUMS)
         factor = factor_of(squares, share, eps, BLOCK_M)[:, None]
     finish(
@@ -305,16 +305,17 @@ def product_of_boxes(
     if LASTING == 0:
         tile_of_boxes(
             first, x, w, out, scales, bias, residual, factors, best, left, T, N, K, residual_stride,
-            share, eps, STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SUMS, LEFT, WIDEN, TURNED,
+            share, eps, STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SUMS, LEFT, WIDEN, TURNED, BLOCK_M <= FEW,
         )  # fmt: skip
     else:
-        # In one flat loop: the next tile's boxes are on their way while one is finished.
+        # In one flat loop: the next tile's boxes are on their way while one is finished. Sums of squares are read then:
+        # on their way with the boxes they would be held once for each step that is.
         tiles = tl.cdiv(T, BLOCK_M) * tl.cdiv(N, BLOCK_N)
         for number in tl.range(first, tiles, LASTING, flatten=True):
             tile_of_boxes(
                 number, x, w, out, scales, bias, residual, factors, best, left, T, N, K,
                 residual_stride, share, eps,
-                STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SUMS, LEFT, WIDEN, TURNED,
+                STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SUMS, LEFT, WIDEN, TURNED, False,
             )  # fmt: skip
 
 
@@ -337,6 +338,6 @@ def fold(
     values = tl.load(x + at * x_stride + columns, mask=columns < K, other=0.0)
     if kept is not None:
         tl.store(kept + row * K + columns, values, mask=columns < K)
-    tl.store(factors + row + tl.arange(0, 1), row_factor(x + at * x_stride, None, eps, K, WIDE))
+    tl.store(factors + row + tl.arange(0, 1), row_factor(x + at * x_stride, eps, K, WIDE))
     made = (values.to(tl.float32) * by.to(tl.float32)).to(scaled.dtype.element_ty)
     tl.store(scaled + row * K + columns, made, mask=columns < K)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.ops import ACTIVATIONS
-from paceline.kernels.triton.arithmetic import activate, add, factor_of, normed, row_factor, sum_lanes
+from paceline.kernels.triton.arithmetic import activate, factor_of, normed, row_factor, sum_lanes
 from paceline.kernels.triton.device import PDL, begin, launching
 from paceline.kernels.triton.heads import HeadNorms, head_norm, rope, turn
 from paceline.kernels.triton.matmul import Norm
@@ -23,7 +23,6 @@ __all__ = [
     "HeadNorms",
     "Part",
     "activation",
-    "add_rms",
     "gated",
     "head_norm",
     "join",
@@ -38,12 +37,12 @@ WIDTH = 1024  # columns that a program of an activation has
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
     """x [T, K] · weight in x's dtype, then times the row's factor: rounded once more, with the bias in it."""
-    return _norm(x, None, weight, eps, bias)[1]
-
-
-def add_rms(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + y in x's dtype, and the norm of that: `rms_norm`'s bits."""
-    return _norm(x, y, weight, eps, None)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if len(x):
+        _rms_norm[(len(x),)](
+            x, weight, bias, out, x.stride(0), eps, K=x.shape[1], WIDE=_wide(x), PDL=PDL, **launching(4)
+        )
+    return out
 
 
 class Part(NamedTuple):
@@ -93,17 +92,6 @@ def _wide(x: Tensor) -> int:
     return int(triton.next_power_of_2(x.shape[1]))
 
 
-def _norm(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    total = x if y is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if len(x):
-        _rms_norm[(len(x),)](
-            x, y, total, weight, bias, out, x.stride(0), 0 if y is None else y.stride(0), eps,
-            K=x.shape[1], WIDE=_wide(x), PDL=PDL, **launching(4),
-        )  # fmt: skip
-    return total, out
-
-
 def _activate(x: Tensor, width: int, kind: str, gate: bool) -> Tensor:
     if kind not in ACTIVATIONS:
         raise ValueError(f"an activation must be one of {', '.join(ACTIVATIONS)}, not {kind!r}")
@@ -115,22 +103,14 @@ def _activate(x: Tensor, width: int, kind: str, gate: bool) -> Tensor:
 
 
 @triton.jit
-def _rms_norm(
-    x, y, total, weight, bias, out, x_stride, y_stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr
-):
+def _rms_norm(x, weight, bias, out, x_stride, eps, K: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDE)
     inside = columns < K
     by = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     begin(PDL)
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
-    if y is not None:
-        values = add(values, tl.load(y + row * y_stride + columns, mask=inside, other=0.0))
-        factor = row_factor(x + row * x_stride, y + row * y_stride, eps, K, WIDE)
-        tl.store(total + row * K + columns, values, mask=inside)
-    else:
-        factor = row_factor(x + row * x_stride, None, eps, K, WIDE)
-    made = normed(values.to(tl.float32), by, factor, values.dtype)
+    made = normed(values.to(tl.float32), by, row_factor(x + row * x_stride, eps, K, WIDE), values.dtype)
     if bias is not None:
         made += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * K + columns, made.to(values.dtype), mask=inside)
@@ -151,7 +131,7 @@ def _put_part(
         at = tl.load(ids + row)
     values = tl.load(x + at * stride + columns, mask=inside, other=0.0)
     if weight is not None:
-        made = normed(values.to(tl.float32), by, row_factor(x + at * stride, None, eps, K, WIDE), values.dtype)
+        made = normed(values.to(tl.float32), by, row_factor(x + at * stride, eps, K, WIDE), values.dtype)
         values = made.to(values.dtype)
     tl.store(to + columns, values, mask=inside)
 
@@ -183,13 +163,13 @@ def _layer_norm(x, weight, bias, out, x_stride, eps, K: tl.constexpr, WIDE: tl.c
     for step in tl.static_range((K + 127) // 128):
         at = step * 128 + lanes
         sums += tl.load(x + row * x_stride + at, mask=at < K, other=0.0).to(tl.float32)
-    mean = sum_lanes(sums, 1) * (1.0 / K)
+    mean = tl.sum(sum_lanes(sums, 1), 0) * (1.0 / K)  # one value: as a row of one its layout would be all others'
     squares = tl.zeros((1, 128), dtype=tl.float32)
     for step in tl.static_range((K + 127) // 128):
         at = step * 128 + lanes
-        apart = tl.load(x + row * x_stride + at, mask=at < K, other=0.0).to(tl.float32) - mean[:, None]
+        apart = tl.load(x + row * x_stride + at, mask=at < K, other=0.0).to(tl.float32) - mean
         squares += tl.where(at < K, apart * apart, 0.0)
-    made = (wide - mean) * factor_of(squares, 1.0 / K, eps, 1) * by + shift
+    made = (wide - mean) * tl.sum(factor_of(squares, 1.0 / K, eps, 1), 0) * by + shift
     tl.store(out + row * K + columns, made.to(out.dtype.element_ty), mask=inside)
 
 

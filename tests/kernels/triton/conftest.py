@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+
+from tests.kernels.triton.reading import Launch, Reader, launch_of
 
 THERE = torch.cuda.is_available()  # asked before the GPU is hidden from the other tests
 if not THERE:
@@ -44,6 +47,32 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module, "FAR_CHUNK", 48)
     monkeypatch.setattr(module, "AHEAD", 1)
     return module
+
+
+@pytest.fixture(scope="session")
+def reader() -> Iterator[Reader]:
+    made = Reader()
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def compilers_take_it(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever kernels a test runs under the interpreter, a compiler understands."""
+    if THERE or importlib.util.find_spec("triton") is None:
+        yield
+        return
+    from triton.runtime import interpreter
+
+    seen, run = set[Launch](), interpreter.GridExecutor.__call__
+
+    def noting(executor: Any, *args: Any, **given: Any) -> None:
+        seen.add(launch_of(executor.fn, args, given))
+        run(executor, *args, **given)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", noting)
+    yield
+    assert reader.mistakes(seen) == []
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -114,6 +114,7 @@ def test_many_ordinary_samples_are_those_of_tensor_operations(device: torch.devi
 
 def test_rough_noise_is_off_by_less_than_is_said(device: torch.device) -> None:
     from paceline.kernels.triton import picking
+    from paceline.kernels.triton.device import launching
     from tests.kernels.triton.noises import both_kinds
 
     near = torch.tensor([0, 1, 2, 3, 2**25, 2**26 - 1, 2**26, 2**26 + 1, 2**31 - 1])
@@ -121,7 +122,7 @@ def test_rough_noise_is_off_by_less_than_is_said(device: torch.device) -> None:
     bits = torch.cat([edges, torch.randint(2**32, (4096 - len(edges),), generator=torch.Generator().manual_seed(0))])
     out = torch.empty(2, len(bits), device=device)
     given = bits.to(torch.uint32).to(device)
-    both_kinds[(1,)](given, out, *noise.tables(device), SIZE=len(bits))
+    both_kinds[(1,)](given, out, *noise.tables(device), SIZE=len(bits), **launching(4))
     exact, rough = out.cpu()
     assert exact[0] < -3.1 and exact[len(near)] > 22.8
     assert exact.equal((-noise._log(-noise._log(noise._unit(bits)))).float())
