@@ -69,7 +69,8 @@ HIDDEN = (
     "draft",
     "head",
     "peer_python",
-)  # options that are places on one machine
+    "revision",
+)  # options that are places on one machine, or stand elsewhere
 
 
 def steps(bench: Bench) -> Iterator[Row]:
@@ -150,9 +151,7 @@ def profile(bench: Bench) -> Iterator[Row]:
             texts = [] if llm.tokenizer is None else bench.texts("mt_bench.jsonl")
             prompts = asking(llm, texts, batch, 24 if bench.quick else LONG)
             name = Path(llm.engine.target.origin).name
-        head = bench.options.head
-        rounds = {"plain": None, "EAGLE head": Eagle(head, 3), "EAGLE head, fixed trees": Eagle(head, tree="wide")}
-        rounds["EAGLE head, grown trees"] = Eagle(head, 31, tree="dynamic", top_k=8, depth=2)
+        rounds = {"plain": None, **bench.heads(3)}
         yield from _profile(bench, {"shape": name, "batch": batch}, make, prompts, rounds, temperature=0.8, seed=0)
 
 
@@ -219,7 +218,18 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "transformers": transformers,
     "vllm": vllm,
 }
+# Options that parts cannot do without; a tiny model is asked no questions.
+NEEDED = {"exact": ("data",), "head": ("data", "head"), "lookup": ("data",), "transformers": ("data",)}
+NEEDED["vllm"] = ("peer_python",)
 ALONE = ("steps", "verify", "profile", "long", "serving")  # those that need no files
+
+
+def sizes(word: str) -> tuple[int, ...]:
+    """A grown tree's nodes, the children of one, and its levels below the first."""
+    found = tuple(int(part) for part in word.split(","))
+    if len(found) != 3:
+        raise ValueError
+    return found
 
 
 def read_options() -> argparse.Namespace:
@@ -230,6 +240,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--large", default="qwen2.5-coder-1.5b", help="a larger one; none: do without")
     parser.add_argument("--draft", help="a draft model for the small one; itself unless given")
     parser.add_argument("--head", help="an EAGLE head of the small one")
+    parser.add_argument(
+        "--grown", nargs="+", type=sizes, default=[(31, 8, 2)], metavar="NODES,TOP_K,DEPTH", help="its trees"
+    )
     parser.add_argument("--peer-python", help="a Python that has vLLM")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
@@ -243,6 +256,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--alone", type=int, default=32, help="prompts that exact asks one at a time too")
     parser.add_argument("--rates", nargs="+", type=float, default=[1.0, 4.0, 8.0], help="requests a second")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no more is begun after so many, of all parts")
+    parser.add_argument("--revision", help="of the code, where no repository tells it")
     parser.add_argument("--quick", action="store_true", help="tiny shapes and few tokens: no figure means anything")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -252,12 +266,17 @@ def read_options() -> argparse.Namespace:
     unknown = [part for part in options.parts if part not in PARTS]
     if unknown:
         parser.error(f"{', '.join(unknown)}: no such part; allowed: {', '.join(PARTS)}, all")
+    for part, names in NEEDED.items():
+        missing = [name for name in names if getattr(options, name) is None and not (options.quick and name == "data")]
+        if part in options.parts and missing:
+            parser.error(f"{part} needs {' and '.join('--' + name.replace('_', '-') for name in missing)}")
     return options
 
 
 def measure(part: str, options: argparse.Namespace, told: dict[str, Any], end: float) -> bool:
     """Write a part's file anew with every row: what cuts it off leaves what was found. Whether it came to its end."""
     data = {"part": part, **machine.record(), "command": f"python bench/gpu.py {part}", "options": told}
+    data["revision"] = options.revision or data["revision"]
     rows, finished = list[Row](), False
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from paceline import LLM, SamplingParams
+from paceline import LLM, Eagle, SamplingParams
 from paceline.bench.prompts import read_questions
 from paceline.outputs import RequestOutput
 
@@ -82,6 +82,16 @@ class Bench:
         named = {"architectures": ["LlamaForCausalLMEagle3"], "max_position_embeddings": 4096}
         (place / "config.json").write_text(json.dumps({**LLAMA, **shape, **more, **states, **named}))
         return str(place)
+
+    def heads(self, drafts: int = 5) -> dict[str, Eagle]:
+        """The real head's drafters by name: a chain of so many, and trees; none where no head was given."""
+        head = self.options.head
+        if not head:
+            return {}
+        found = {"EAGLE head": Eagle(head, drafts), "EAGLE head, fixed trees": Eagle(head, tree="wide")}
+        for nodes, top_k, depth in self.options.grown:
+            found[f"EAGLE head, grown trees of {nodes}"] = Eagle(head, nodes, "dynamic", top_k, depth)
+        return found
 
     def llm(self, model: str, drafter: Any = None, **more: Any) -> LLM:
         options = self.options

@@ -10,7 +10,7 @@ from typing import Any
 from gpu_common import Bench, Row, accepted_lengths, different, greedy
 from gpu_drafters import Replay
 
-from paceline import LLM, DraftModel, Eagle, NGram, SamplingParams, Suffix
+from paceline import LLM, DraftModel, NGram, SamplingParams, Suffix
 from paceline.outputs import RequestOutput
 
 BESIDE = 32  # sequences that run at the same time
@@ -69,11 +69,7 @@ def drafters(bench: Bench, model: str) -> dict[str, Any]:
         "replay, chains": Replay({}, 4),
         "replay, trees": Replay({}, 4, 3),
     }
-    if small and options.head:
-        found["EAGLE head"] = Eagle(options.head, 5)
-        found["EAGLE head, grown trees"] = Eagle(options.head, 31, tree="dynamic", top_k=8, depth=2)
-        found["EAGLE head, fixed trees"] = Eagle(options.head, tree="wide")
-    return found
+    return {**found, **bench.heads()} if small else found
 
 
 def _params(prompts: list[list[int]], new: int, **more: Any) -> list[SamplingParams]:

@@ -52,8 +52,6 @@ class Job:
 def vllm(bench: Bench) -> Iterator[Row]:
     """Steps, first tokens and the head, ours and vLLM's."""
     python = bench.options.peer_python
-    if not python:
-        raise SystemExit("this part needs --peer-python PYTHON, one that has vLLM")
     for shape in bench.options.shapes:
         yield from _steps(bench, python, shape)
     if bench.options.head:

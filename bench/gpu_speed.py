@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from gpu_common import Bench, Row, asking, greedy, per_round, random_prompts, synchronize, timed
 
-from paceline import LLM, AsyncLLM, Eagle, NGram, Suffix
+from paceline import LLM, AsyncLLM, NGram, Suffix
 from paceline.bench import peers
 from paceline.bench.interval import Cost, estimate
 from paceline.models import loader
@@ -31,15 +31,8 @@ LONG_CONTEXT = 32768
 
 def head(bench: Bench) -> Iterator[Row]:
     """The head against plain decoding on MT-bench's first turns, greedy and sampled, in turns."""
-    if not bench.options.head:
-        raise SystemExit("this part needs --head FOLDER")
     for batch in bench.batches(*HEAD_REACH):
-        drafters = {
-            "EAGLE head": Eagle(bench.options.head, 5),
-            "EAGLE head, fixed trees": Eagle(bench.options.head, tree="wide"),
-            "EAGLE head, grown trees": Eagle(bench.options.head, 31, tree="dynamic", top_k=8, depth=2),
-        }
-        with _sides(bench, bench.options.small, batch, drafters) as sides:
+        with _sides(bench, bench.options.small, batch, bench.heads()) as sides:
             texts = [] if sides["plain"].tokenizer is None else bench.texts("mt_bench.jsonl")
             for temperature in (0.0, 0.8):
                 found = _race(bench, sides, texts, batch, bench.options.answer, temperature)

@@ -81,7 +81,19 @@ def test_made_up_weights_are_timed_and_shown_beside_what_is_to_be_reached(
 def test_drafters_that_are_right_now_and_then_change_no_text(
     script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    data = run(script, monkeypatch, tmp_path, "exact", "head", "profile", "--head", tiny_eagle("third"))
+    data = run(
+        script,
+        monkeypatch,
+        tmp_path,
+        "exact",
+        "head",
+        "profile",
+        "--head",
+        tiny_eagle("third"),
+        "--grown",
+        "15,4,2",
+        "9,3,1",
+    )
     exact = data["exact"]
     same, texts = (sum(row[name] for row in exact["rows"]) for name in ("identical", "texts"))
     assert same == texts > 0 and "unfinished" not in exact
@@ -90,11 +102,11 @@ def test_drafters_that_are_right_now_and_then_change_no_text(
     assert all(tree["branches"]) and len(tree["branches"]) == 3, "every branch was taken"
     assert {"0", "2", "4"} <= tree["accepted_lengths"].keys()
     assert tree["prefix_hits"] > 0 and tree["preemptions"] > 0
-    assert ("greedy", "EAGLE head, grown trees") in rows
+    assert ("greedy", "EAGLE head, grown trees of 9") in rows
     profiled = [row for row in data["profile"]["rows"] if row["sampling"]]
     assert {row["round"] for row in profiled} == {"plain", *(row["drafter"] for row in data["head"]["rows"])}
-    assert [row["temperature"] for row in data["head"]["rows"]] == [0.0] * 3 + [0.8] * 3
-    assert len({row["drafter"] for row in data["head"]["rows"]} & {drafter for _, drafter in rows}) == 3
+    assert [row["temperature"] for row in data["head"]["rows"]] == [0.0] * 4 + [0.8] * 4
+    assert len({row["drafter"] for row in data["head"]["rows"]} & {drafter for _, drafter in rows}) == 4
     assert f"{texts} of {texts} texts are plain decoding's" in figures.render("gpu_exact", tmp_path / "results")
     assert "| 2 |" not in figures.render("gpu_head", tmp_path / "results"), "wanted is ≥ 2"
 
@@ -239,3 +251,24 @@ def test_a_part_that_is_not_there_is_told(script: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "argv", ["gpu.py", "speed"])
     with pytest.raises(SystemExit):
         script.main()
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["steps", "head", "--data", "folder"], "head needs --head"),
+        (["all"], "exact needs --data"),
+        (["vllm"], "vllm needs --peer-python"),
+        (
+            ["head", "--head", "folder", "--quick", "--output", "folder", "--grown", "31,8"],
+            "invalid sizes value: '31,8'",
+        ),
+    ],
+)
+def test_what_a_part_cannot_do_without_is_told_before_anything_is_measured(
+    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *words])
+    with pytest.raises(SystemExit):
+        script.main()
+    assert told in capsys.readouterr().err
