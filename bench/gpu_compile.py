@@ -190,7 +190,7 @@ DRAFTERS: dict[str, Callable[[str], Any]] = {
 
 def main() -> int:
     options = read_options()
-    options.device, options.dtype, options.kernels, options.quick = "meta", "bfloat16", "triton", False
+    options.device, options.dtype, options.kernels, options.quick = torch.device("meta"), "bfloat16", "triton", False
     pretend()
     rows, wrong = [], 0
     with tempfile.TemporaryDirectory() as folder:

@@ -98,11 +98,16 @@ def _spelling_table(title: str, rows: list[Any]) -> str:
     return f"**{title}**\n\n{figures.table(heads, map(_spelling, rows), '---')}" if rows else ""
 
 
+def without(flag: str) -> str:
+    """A flag that is on, and so has but one that turns it off."""
+    return off if (off := f"--no-{flag[2:]}") in reference.flags() else flag
+
+
 def _spelling(row: Any) -> list[str]:
     """A row of the table. A flag that no command has is not shown: there the spelling is taken without effect."""
     theirs = f"`{row.name}`" + (f" = `{row.value}`" if row.value else "")
     words = [part for part in ours(row).split(", ") if part]
-    words = [f"--no-{part[2:]}" if f"--no-{part[2:]}" in reference.flags() else part for part in words]
+    words = [part if part in reference.flags() else without(part) for part in words]
     typed = [part for part in words if not part.startswith("--") or part.split()[0] in reference.flags()]
     only = "no effect on the command line" if typed != words else "" if row.where == "both" else f"{row.where} only"
     here = ", ".join(_code(part) for part in typed) or "–"

@@ -214,7 +214,7 @@ def parameter_row(parameter: Any) -> list[str]:
     flags = [f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts) if flag.startswith("-")]
     name = ", ".join(flags) or f"`{parameter.metavar or parameter.name.upper()}`"
     kind = KINDS[parameter.type_descriptor.annotation] + (", several times" if parameter.multiple else "")
-    default = parameter.default
+    default = None if name.startswith("`--no-") else parameter.default  # of what it turns off
     shown = ", required" if parameter.required else "" if default is None or default is False else f", `{default}`"
     return [name, kind + shown, " ".join((parameter.help or "").split()).replace("|", "or")]
 

@@ -96,6 +96,8 @@ class LLM(Shared):
         config = compat.make(translated.pop("drafter", None), self._num_draft_tokens)
         self.options = EngineOptions(**translated)
         device = loader.find_device(self.options.device)
+        if self.options.enforce_eager and device.type != "cuda":
+            self._notices.say([f"enforce_eager has no effect on {device.type}: rounds are captured on a GPU alone"])
         if self.options.accept_licence and isinstance(model, str) and model in catalog.ALIASES:
             catalog.accept(model)
         with formats.explaining(model):

@@ -59,7 +59,7 @@ class SamplingParams:
     stop_token_ids: end at this token.
     include_stop_str_in_output: keep the text that was stopped at.
     ignore_eos: go on after the model's own end, up to max_tokens.
-    skip_special_tokens: whether special tokens are left out of the text.
+    skip_special_tokens: leave special tokens out of the text.
     detokenize: whether there is a text at all; False leaves it empty, and token ids are told alone.
     n: how many answers.
     seed: the same seed gives the same text; without one the engine's run gives one, and it is reported back.

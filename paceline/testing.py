@@ -280,7 +280,9 @@ def _check_switch(factory: Callable[[], Any], wanted: list[list[int]], llm: LLM)
 
 def on_nothing(drafter: Any, acceptance: str = "exact", target: Any = None) -> LLM:
     """An LLM on the device without data, which never waits for a round."""
-    options: dict[str, Any] = {"device": "meta", "kernels": "torch", "max_model_len": 64, "max_num_seqs": 4}
+    import torch
+
+    options = {"device": torch.device("meta"), "kernels": "torch", "max_model_len": 64, "max_num_seqs": 4}
     llm = LLM(target or tiny_model(), acceptance=acceptance, budget="fixed", **options)  # every round drafts
     llm.engine.depth = 1000
     llm.set_drafter(drafter)

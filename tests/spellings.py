@@ -68,6 +68,8 @@ SAME = {
         "seed": 7,
         "model_impl": "transformers",
         "trust_remote_code": True,
+        "enforce_eager": True,
+        "device": "cpu",
         "load_format": "dummy",
         "skip_tokenizer_init": True,
     },
@@ -93,9 +95,8 @@ SAME_REQUEST = {
 for rows, as_request in ((SAME, False), (SAME_REQUEST, True)):
     for system, pairs in rows.items():
         for name, value in pairs.items():  # type: ignore[attr-defined]
-            typed = {"stop": "--stop x", **{flag: f"--{flag}" for flag in ("ignore_eos", "trust_remote_code")}}.get(
-                name
-            )
+            switches = {flag: f"--{flag}" for flag in ("ignore_eos", "trust_remote_code", "enforce_eager")}
+            typed = {"stop": "--stop x", **switches}.get(name)
             CASES[f"{system}-{name}"] = Case({name: value}, {name: value}, as_request, typed=typed)
 
 NO_EFFECT = {

@@ -156,6 +156,8 @@ async def settle(client: httpx.AsyncClient, server: Server, ask: Ask) -> None:
 async def _first_model(client: httpx.AsyncClient, server: Server) -> str:
     try:
         response = await client.get("/v1/models")
+        if response.status_code in (401, 403):
+            raise OptionError(f"{server.base_url} wants a key, or another one: give --api-key KEY")
         return str(response.json()["data"][0]["id"])
     except httpx.HTTPError as error:
         raise OptionError(f"{server.base_url} does not answer: {first_line(error) or type(error).__name__}") from None

@@ -13,19 +13,22 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.bench import results, serving
-from paceline.bench.client import Server
+from paceline.bench import results
 from paceline.errors import OptionError
+
+if TYPE_CHECKING:  # what asks servers needs more than what measures here
+    from paceline.bench.client import Server
+    from paceline.bench.serving import Run
 
 Data = dict[str, Any]
 KINDS = ("compare", "sweep", "offline", "serve")  # that a report can show
 
 
-def record_serving(
-    run: serving.Run, server: Server, command: str, options: Data, percentiles: tuple[float, ...]
-) -> Data:
+def record_serving(run: Run, server: Server, command: str, options: Data, percentiles: tuple[float, ...]) -> Data:
+    from paceline.bench import serving
+
     shown = command if server.api_key is None else command.replace(server.api_key, "KEY")
     return {
         **results.head("serve", shown, _without_key(options), run.interrupted),
@@ -37,7 +40,7 @@ def record_serving(
         },
         "figures": serving.figures(run, percentiles),
         "acceptance": serving.acceptance(run),
-        "requests": [_record_request(reply) for reply in run.replies],
+        "requests": [_record_request(reply, serving.count_tokens(reply)) for reply in run.replies],
     }
 
 
@@ -46,12 +49,12 @@ def _without_key(options: Data) -> Data:
     return {name: value for name, value in options.items() if name != "api_key"}
 
 
-def _record_request(reply: Any) -> Data:
+def _record_request(reply: Any, tokens: int) -> Data:
     usage = reply.usage or {}
     return {
         "start": reply.start,
         "prompt_tokens": usage.get("prompt_tokens") or reply.ask.prompt_tokens,
-        "output_tokens": serving.count_tokens(reply),
+        "output_tokens": tokens,
         "ttft": reply.first,
         "seconds": reply.seconds,
         "gaps": reply.gaps,

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import measuring, options
-from paceline.cli.command import is_given
+from paceline.cli.command import is_given, need
 from paceline.cli.options import option
 from paceline.errors import OptionError, PacelineError
 
@@ -98,6 +98,7 @@ def serve(ctx: typer.Context) -> None:
 
     paceline bench serve --port 8000 --dataset-name random --num-prompts 20
     """
+    need("what asks a server", "httpx")
     from paceline.bench.asks import Wanted
 
     chosen = ctx.params

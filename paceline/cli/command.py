@@ -10,6 +10,7 @@ This module knows how flags are written. It must not know what any of them means
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -26,11 +27,19 @@ EPILOG = (
     "Hyphens and underscores are the same in a flag's name. The flags of vLLM, LMFlow, Colossal-Inference and "
     "PaddleNLP are understood too: docs/coming-from has a table for each."
 )
+EXTRA = "pip install 'paceline[server]', in a clone '.[server]'"
 END = "--"  # after it everything is an argument
 AFTER_SWITCH = ("true", "false", "True", "False")  # the only words that are a value there
 OFF = "off"  # the value of a switch for which there is no flag that says no
 WHOLE: tuple[type, str] = (int, "a whole number")
 NUMBERS: dict[Any, tuple[type, str]] = {int: WHOLE, list[int]: WHOLE, float: (float, "a number")}
+
+
+def need(who: str, *modules: str) -> None:
+    """Modules that come with the extra for servers."""
+    missing = next((name for name in modules if importlib.util.find_spec(name) is None), None)
+    if missing is not None:
+        raise OptionError(f"{who} needs {missing}, which is not installed: {EXTRA}")
 
 
 class Command(TyperCommand):

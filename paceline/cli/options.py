@@ -84,6 +84,8 @@ def of(kind: type, panel: str, names: Iterable[str], **defaults: Any) -> dict[st
         value, flag, more = _reading(name, hints[name], default)
         flag = fields[name].metadata.get("flag", flag)
         text = told[name][0].upper() + told[name][1:]
+        if flag.startswith(" /"):  # there is but the flag that turns it off
+            text = f"Do not {told[name]}"
         group[name] = (Annotated[value, option(panel, f"{text}{more.pop('also', '')}", flag, **more)], default)
     return group
 

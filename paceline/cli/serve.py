@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import logging
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import loading, options
-from paceline.cli.command import is_given
+from paceline.cli.command import is_given, need
 from paceline.cli.options import option
 from paceline.engine.options import EngineOptions
 from paceline.errors import OptionError
@@ -56,9 +55,7 @@ def serve(
     paceline serve --drafter ngram
     paceline serve gemma3-270m --host 0.0.0.0 --api-key SECRET
     """
-    missing = next((name for name in NEEDED if importlib.util.find_spec(name) is None), None)
-    if missing is not None:
-        raise OptionError(f"the server needs {missing}, which is not installed: pip install 'paceline[server]'")
+    need("the server", *NEEDED)
     if named is not None and is_given(ctx, "model") and ctx.params["model"] != named:
         raise OptionError(f"{named!r} and --model {ctx.params['model']} were both given; name one model")
     run({**ctx.params, **({} if named is None else {"model": named})})

@@ -23,6 +23,7 @@ def read_word(word: str) -> tuple[Kind, dict[str, Any]]:
         return kind, {}
     if not there:
         _refuse_colon(word)
+        _refuse_several(word)
     known = [NONE, *(one.word for one in table.kinds())]
     near = None if there or "/" in word else nearest(word, known)  # no word has a slash; hub ids and paths have
     if near:
@@ -39,6 +40,12 @@ def _refuse_colon(word: str) -> None:
     if kind is not None:
         option = "model=…" if kind.has_model else "option=…"
         raise OptionError(f"drafter {word!r} is not known; allowed: {kind.written(option)}")
+
+
+def _refuse_several(word: str) -> None:
+    parts = [part.strip() for part in word.split(",")]
+    if len(parts) > 1 and all(table.find(part) is not None for part in parts):
+        raise OptionError(f"drafter {word!r} names several; in turn they are FirstOf(…), or --drafter once for each")
 
 
 def make(given: Any, num_draft_tokens: int | None = None) -> DrafterConfig | None:

@@ -6,6 +6,8 @@ to propose. Where the device is ahead of the host, it does so in fixed shapes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,13 @@ from typing import Any
 import torch
 
 from paceline.cache.kv import KVCache
-from paceline.drafters import formats
+from paceline.drafters import formats, table
 from paceline.drafters.base import Context, Needs, Target
 from paceline.drafters.chain import ChainReader
 from paceline.drafters.checkpoint import check_load_format, is_dummy
 from paceline.drafters.tree import Proposal
 from paceline.drafters.vocabulary import VocabularyMap, match
+from paceline.errors import CheckpointError
 from paceline.models import loader
 from paceline.models.base import Model
 from paceline.params import check_count, check_flag
@@ -82,7 +85,8 @@ def load(
     packing: how its weights are packed unless the config says it; those of a model that transformers runs stay floats.
     """
     dummy = is_dummy(config.load_format, target) and isinstance(config.model, str | Path)
-    found = loader.find(config.model, config.tokenizer, load_format=loader.DUMMY if dummy else "auto")
+    with _known_by_word(config.model):
+        found = loader.find(config.model, config.tokenizer, load_format=loader.DUMMY if dummy else "auto")
     formats.check_tensors(found.source.label, found.source.names())
     sizes = (target.model.config.vocab_size, found.config.vocab_size)
     vocabulary = match(target.tokenizer, found.tokenizer, sizes, config.cross_vocabulary, target.device)
@@ -92,3 +96,14 @@ def load(
     quantization = config.quantization or (packing if found.fallback is None else None)
     loaded = loader.build(found, dtype, *where, quantization, drafts=True)
     return loaded.model, vocabulary, min(reach, target.max_model_len), loaded.dtype
+
+
+@contextmanager
+def _known_by_word(model: Any) -> Iterator[None]:
+    """What is no path and has no slash may be meant as a drafter's word."""
+    try:
+        yield
+    except CheckpointError as error:
+        if not isinstance(model, str) or "/" in model or Path(model).exists():
+            raise
+        raise CheckpointError(f"{model!r} is no drafter's word ({table.listed()}), and {error}") from None

@@ -30,7 +30,7 @@ from paceline.kernels.chain import MOST_CHILDREN, Branches, Chain, Drafts, Growi
 from paceline.models.batch import Batch
 from paceline.params import check_count, check_flag, check_number
 
-DEFAULT_LENGTH = 5
+DEFAULT_LENGTH, DEFAULT_GROWN = 5, 31  # of a chain, of a tree that grows
 GROWN = ("chain", "dynamic")  # as far as there is room, or where drafts are likely; other trees have one shape
 
 
@@ -38,11 +38,11 @@ GROWN = ("chain", "dynamic")  # as far as there is room, or where drafts are lik
 class Eagle:
     """An EAGLE, EAGLE-2, EAGLE-3 or P-EAGLE head; which one its files show.
 
-    num_draft_tokens: the most tokens to propose, of all branches together; None: what its files say, else 5, and all
-        of a tree of one shape.
+    num_draft_tokens: the most tokens to propose, of all branches together; None: what its files say, else 5, of a
+        dynamic tree 31, and all of a tree of one shape.
     tree: chain, dynamic (EAGLE-2's, which grows where drafts are likely), or a tree of one shape, of fewer tokens its
         likelier part: static (EAGLE-1's, of 25), wide (of 31 on three levels: the head runs fewer times), or a list of
-        rank tuples such as [(0,), (1,), (0, 0)].
+        rank tuples such as [(0,), (1,), (0, 0)], typed as 0/1/0.0.
     top_k: children of a node, and nodes that grow on a level, of a dynamic tree; refused without one.
     depth: levels of a dynamic tree below its first; refused without one.
     layer_ids: the target's states an EAGLE-3 head reads, each by the layers before it, as (2, 15, 27) or "2/15/27".
@@ -110,7 +110,8 @@ class EagleDrafter(StateReader):
         kinds = speculators.TREES if config.tree == "dynamic" else () if self.trees else speculators.CHAINS
         said = speculators.draft_length(checkpoint.config, kinds, checkpoint.label)
         tree = eagle_static.find(config.tree) if self._fixed else None
-        self.max_nodes = config.num_draft_tokens or said or (DEFAULT_LENGTH if tree is None else len(tree.nodes))
+        usual = len(tree.nodes) if tree is not None else DEFAULT_GROWN if self.trees else DEFAULT_LENGTH
+        self.max_nodes = config.num_draft_tokens or said or usual
         given = Overrides(eagle_form.read_ids(config.layer_ids), config.norm_before_residual)
         with checkpoint.reading():
             form = eagle_form.read(checkpoint, target, given)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.drafters.static_tree import Ranks, StaticTree, find_tree, tree_of
+from paceline.drafters.static_tree import NODES, TYPED, Ranks, StaticTree, find_tree, tree_of
 from paceline.drafters.tree import ROOT
 from paceline.errors import OptionError
 from paceline.kernels.chain import Branches, Level
@@ -44,11 +44,9 @@ class Shape(NamedTuple):
 
 def find(given: Any) -> StaticTree:
     """By name, or given as its nodes: the likeliest children of each, for as many are drawn as it has."""
-    if isinstance(given, str):
+    if isinstance(given, str) and not TYPED.fullmatch(given):
         if given not in TREES:
-            raise OptionError(
-                f"tree={given!r} is not allowed; allowed: chain, {', '.join(TREES)}, dynamic, or a list of rank tuples"
-            )
+            raise OptionError(f"tree={given!r} is not allowed; allowed: chain, {', '.join(TREES)}, dynamic, or {NODES}")
         return TREES[given]
     tree = find_tree(given)
     for node in tree.nodes:

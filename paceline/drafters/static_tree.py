@@ -6,6 +6,7 @@ are drawn.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,14 +78,20 @@ class Seats:
         return Proposal(tokens, parents, sizes, chain=False, names=(name,), max_depth=self.depth)
 
 
+NODES = "rank tuples such as [(0,), (1,), (0, 0)], typed as 0/1/0.0"
+TYPED = re.compile(r"\d+(\.\d+)*(/\d+(\.\d+)*)*")
+
+
 def find_tree(given: Any) -> StaticTree:
-    """A published tree by name, or one that is given as its nodes."""
+    """A published tree by name, or one that is given as its nodes, which may be typed."""
     if isinstance(given, str):
-        if given not in PUBLISHED:
-            raise OptionError(f"tree={given!r} is not known; allowed: {', '.join(PUBLISHED)}, or a list of rank tuples")
-        return tree_of(PUBLISHED[given])
+        if given in PUBLISHED:
+            return tree_of(PUBLISHED[given])
+        if not TYPED.fullmatch(given):
+            raise OptionError(f"tree={given!r} is not known; allowed: {', '.join(PUBLISHED)}, or {NODES}")
+        given = [tuple(map(int, node.split("."))) for node in given.split("/")]
     if not isinstance(given, Sequence) or not given or not all(map(_is_node, given)):
-        raise OptionError(f"tree={given!r} is not a tree; allowed: rank tuples such as [(0,), (1,), (0, 0)], or a name")
+        raise OptionError(f"tree={given!r} is not a tree; allowed: {NODES}, or a name")
     nodes = [tuple(node) for node in given]
     for node in nodes:
         if nodes.count(node) > 1:

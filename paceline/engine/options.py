@@ -53,7 +53,7 @@ class EngineOptions:
       token; fast kernels (GPU) are faster with many rows, and a tie in the last bits may flip a token.
     enforce_eager: launch every round kernel by kernel, instead of replaying what was captured (GPU).
     quantization: pack float weights at load, as int8 or int4 (native kernels).
-    mla_use_matrix_absorption: whether models like DeepSeek's cache the row that keys and values are made of, or these.
+    mla_use_matrix_absorption: cache the row that keys and values are made of, not these (models like DeepSeek's).
     model_impl: whose code runs the model: paceline, transformers (the fallback), or auto, ours where there is some.
     trust_remote_code: run the code that comes with a checkpoint, if neither paceline nor transformers has its own.
     load_format: auto reads the weights there are; dummy makes random ones from a folder's config.json, for measuring.

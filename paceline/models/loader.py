@@ -71,9 +71,17 @@ class Found:
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """auto, cpu, cuda (or gpu), cuda:N, or another device PyTorch has registered."""
+    """auto, cpu, cuda (or gpu), cuda:N, or another device PyTorch has registered. Guards give theirs as an object: by
+    name there is none without data."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "meta":
+        raise OptionError(
+            "device='meta' holds no data, so nothing can be computed there; allowed: auto, cpu, cuda, cuda:N"
+        )
+    if str(name).partition(":")[0] in ("cuda", "gpu") and not torch.cuda.is_available():
+        reason = "PyTorch finds no GPU" if torch.version.cuda else "this PyTorch was built without CUDA"
+        raise OptionError(f"device={str(name)!r} cannot be used: {reason}; allowed here: auto, cpu")
     try:
         device = torch.device("cuda" if name == "gpu" else name)
         torch.empty(0, device=device)

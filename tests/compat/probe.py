@@ -30,6 +30,7 @@ OPTIONS: dict[str, Any] = {
     "mla_use_matrix_absorption": bool | None,
     "ignore_eos": bool | None,
     "trust_remote_code": bool | None,
+    "enforce_eager": bool | None,
     "model_impl": str | None,
     "load_format": str | None,
     **dict.fromkeys(("model", "dtype", "device", "quantization", "template", "acceptance"), str | None),

@@ -85,6 +85,7 @@ def test_what_belongs_to_a_call_is_not_the_engines() -> None:
 
 def test_a_gpu_is_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", lambda *sizes, device: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert loader.find_device("gpu") == torch.device("cuda")
 
 

@@ -187,7 +187,7 @@ def most_of(config: Any) -> int:
         ({}, {}, 5),
         (proposing(proposal_type="dynamic_tree", speculative_tokens=48), {}, 5),
         (proposing(proposal_type="dynamic_tree", speculative_tokens=12), {"tree": "dynamic"}, 12),
-        (proposing(speculative_tokens=3), {"tree": "dynamic"}, 5),
+        (proposing(speculative_tokens=3), {"tree": "dynamic"}, 31),
         (proposing(speculative_tokens=3), {"tree": "static", "num_draft_tokens": 60}, 25),
     ],
 )

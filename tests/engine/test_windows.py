@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
 from paceline import LLM, DraftModel, EarlyExit, Lookahead, NGram, SamplingParams, Suffix
 from paceline.cache.pages import PagePool
@@ -92,7 +93,7 @@ def test_nothing_under_windows_waits_for_the_device(kind: str) -> None:
     """On a device without data any read by the host raises."""
     model = windowed_model(kind)
     options = {"max_model_len": 64, "max_num_seqs": 4, "block_size": 4, "budget": "fixed"}
-    llm = LLM(model, device="meta", kernels="torch", **options)
+    llm = LLM(model, device=torch.device("meta"), kernels="torch", **options)
     assert llm.engine.table.windowed is not None
     llm.engine.depth = 1000
     llm.set_drafter(EarlyExit(2, layers=1))
