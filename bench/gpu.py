@@ -192,7 +192,7 @@ def _kernels(llm: LLM, prompts: list[list[int]], sizes: tuple[int, int], **sampl
     sums: dict[str, float] = {}
     found = []
     for size, sign in zip(sizes, (1, -1)):
-        with torch.profiler.profile(activities=kinds) as profiler:
+        with torch.profiler.profile(activities=kinds, acc_events=True) as profiler:
             _, outputs = timed(llm, prompts, greedy(size, **sampling))
         with tempfile.TemporaryDirectory() as folder:
             profiler.export_chrome_trace(f"{folder}/trace.json")

@@ -123,20 +123,17 @@ def random_prompts(count: int, length: int, vocabulary: int, seed: int = 0) -> l
 
 
 def different(llm: LLM, texts: list[list[dict[str, str]]], count: int, most: int) -> list[list[int]]:
-    """The first `count` that leave room for an answer, as token ids, no two the same; fewer where no more are there."""
+    """So many that leave room for an answer, as token ids, no two the same, from all over `texts`: files of questions
+    are in the order of their kinds. Fewer where no more are there."""
     if llm.tokenizer is None:  # a tiny model
         return random_prompts(count, 40, llm.config.vocab_size)
     room = llm.max_model_len - most - 1
-    found: dict[tuple[int, ...], None] = {}
-    for text in texts:
-        ids = llm.read_chat(text).ids
-        if len(ids) <= room:
-            found[tuple(ids)] = None
-        if len(found) == count:
-            break
-    if not found:
+    read = {tuple(ids): None for text in texts if len(ids := llm.read_chat(text).ids) <= room}
+    if not read:
         raise SystemExit(f"no prompt fits into {room} tokens")
-    return [list(ids) for ids in found]
+    found = list(read)
+    count = min(count, len(found))
+    return [list(found[number * len(found) // count]) for number in range(count)]
 
 
 def asking(llm: LLM, texts: list[list[dict[str, str]]], count: int, most: int) -> list[list[int]]:

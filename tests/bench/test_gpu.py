@@ -128,21 +128,19 @@ def test_lookups_and_transformers_are_timed_beside_plain(
         assert "| --- |" in figures.render(f"gpu_{part}", tmp_path / "results")
 
 
-def test_prompts_are_looked_for_until_as_many_different_ones_fit_as_were_asked_for(script: Any) -> None:
-    common, read = sys.modules["gpu_common"], list[int]()
-
-    def read_chat(size: int) -> Prompt:
-        read.append(size)
-        return Prompt(None, [7] * size)
-
-    llm = SimpleNamespace(tokenizer=object(), max_model_len=20, read_chat=read_chat)
+def test_prompts_are_different_fit_and_come_from_all_over_the_file(script: Any) -> None:
+    common = sys.modules["gpu_common"]
+    llm = SimpleNamespace(tokenizer=object(), max_model_len=20, read_chat=lambda size: Prompt(None, [7] * size))
     texts = [3, 3, 99, 3, 16, 15, 4, 5]  # by their tokens, of which 15 leave room for 4 more
     assert [len(ids) for ids in common.different(llm, texts, 3, 4)] == [3, 15, 4]
-    assert read == texts[:-1], "it has what it wants"
+    assert [len(ids) for ids in common.different(llm, texts, 2, 4)] == [3, 4]
     assert [len(ids) for ids in common.different(llm, texts, 9, 4)] == [3, 15, 4, 5]
     assert [len(ids) for ids in common.asking(llm, texts, 6, 4)] == [3, 15, 4, 5, 3, 15]
     with pytest.raises(SystemExit, match="no prompt fits into 15 tokens"):
         common.different(llm, [99], 1, 4)
+    llm.max_model_len = 99
+    kinds = [len(ids) // 10 for ids in common.different(llm, range(80), 24, 4)]
+    assert [kinds.count(kind) for kind in range(8)] == [3] * 8
 
 
 def test_profiles_and_peers_become_tables(figures: ModuleType, tmp_path: Path) -> None:
