@@ -26,7 +26,6 @@ import contextlib
 import functools
 import json
 import math
-import sys
 import tempfile
 import time
 import traceback
@@ -60,6 +59,7 @@ from paceline import LLM, Eagle
 from paceline.bench import machine, results
 
 RESULTS = Path(__file__).parent / "results"
+IDLE = "none"  # of the kernels runs
 HIDDEN = (
     "output",
     "minutes",
@@ -115,22 +115,8 @@ def known_rounds(bench: Bench, llm: LLM, prompts: list[list[int]]) -> dict[str, 
     }
 
 
-@contextlib.contextmanager
-def one_by_one() -> Iterator[None]:
-    """No kernel starts before the last has ended: a profiler would count a kernel's waiting as its own time."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("paceline.kernels.triton")]
-    kept = [(module, module.PDL) for module in modules if hasattr(module, "PDL")]
-    try:
-        for module, _ in kept:
-            module.PDL = False  # type: ignore[attr-defined]
-        yield
-    finally:
-        for module, value in kept:
-            module.PDL = value  # type: ignore[attr-defined]
-
-
 def profile(bench: Bench) -> Iterator[Row]:
-    """The kernels of a round, by the time they take one by one; of the round itself they overlap.
+    """The kernels of a round, by what each adds to its end: they overlap.
 
     With --head also of the small model's rounds, sampled: there they are drawn as well.
     """
@@ -165,28 +151,23 @@ def _profile(
 ) -> Iterator[Row]:
     """Of rounds with each drafter."""
 
-    def spend(llm: LLM, drafter: Any) -> float:
-        llm.set_drafter(drafter)
-        return float(per_round(llm, prompts, bench.options.turns, bench.quick, **sampling)["ms"])
-
     with make() as llm:
-        spent = {name: spend(llm, drafter) for name, drafter in rounds.items()}
-    with one_by_one(), make() as llm:
         for name, drafter in rounds.items():
-            alone = spend(llm, drafter)
+            llm.set_drafter(drafter)
+            spent = per_round(llm, prompts, bench.options.turns, bench.quick, **sampling)["ms"]
             sums = _kernels(llm, prompts, (24, 8) if bench.quick else (96, 64), **sampling)
+            idle = sums.pop(IDLE, 0.0)
             kernels = sorted(((said[:80], ms) for said, ms in sums.items() if ms > 0), key=lambda item: -item[1])
-            total = sum(ms for _, ms in kernels)
-            row = {**told, "round": name, "step_ms": spent[name], "alone_ms": alone, "kernels_ms": total}
+            row = {**told, "round": name, "step_ms": spent, "kernels_ms": sum(sums.values()), "idle_ms": idle}
             row |= {"kernels": [{"kernel": said, "ms": ms} for said, ms in kernels[:40]], "sampling": sampling}
-            figures = f"{spent[name]:.3f} ms a round; one by one {alone:.3f}, {total:.3f} in kernels"
+            figures = f"{spent:.3f} ms a round; profiled {row['kernels_ms']:.3f} in kernels, {idle:.3f} between them"
             print(f"{told['shape']}, {told['batch']} sequences, {name}: {figures}", flush=True)
             yield row
 
 
 def _kernels(llm: LLM, prompts: list[list[int]], sizes: tuple[int, int], **sampling: Any) -> dict[str, float]:
-    """Milliseconds of each in a round, by its name and how many programs it has: of the rounds between two sizes of an
-    answer, the smaller of which is reached when all prompts are read."""
+    """Milliseconds that each adds to a round, by its name and how many programs it has: of the rounds between two sizes
+    of an answer, the smaller of which is reached when all prompts are read."""
     activity = torch.profiler.ProfilerActivity
     kinds = [activity.CPU, *([activity.CUDA] if torch.cuda.is_available() else [])]
     sums: dict[str, float] = {}
@@ -200,10 +181,21 @@ def _kernels(llm: LLM, prompts: list[list[int]], sizes: tuple[int, int], **sampl
         found.append((sign, rounds_of(outputs), [event for event in events if event.get("cat") == "kernel"]))
     rounds = found[0][1] - found[1][1]
     for sign, _, events in found:
-        for event in events:
-            name = f"{event['name']}, {math.prod(event['args'].get('grid', [1]))} programs"
-            sums[name] = sums.get(name, 0.0) + sign * event["dur"] / 1e3 / rounds
+        for name, microseconds in added(events):
+            sums[name] = sums.get(name, 0.0) + sign * microseconds / 1e3 / rounds
     return sums
+
+
+def added(events: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
+    """Of kernels that overlap, by how much each ended later than all before it; and when none ran."""
+    now = -math.inf
+    for event in sorted(events, key=lambda event: (event["ts"] + event["dur"], event["ts"])):
+        end = event["ts"] + event["dur"]
+        if now > -math.inf:
+            yield IDLE, max(0.0, event["ts"] - now)
+        now = max(now, event["ts"])
+        yield f"{event['name']}, {math.prod(event['args'].get('grid', [1]))} programs", end - now
+        now = end
 
 
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {

@@ -90,7 +90,9 @@ class Bench:
             return {}
         found = {"EAGLE head": Eagle(head, drafts), "EAGLE head, fixed trees": Eagle(head, tree="wide")}
         for nodes, top_k, depth in self.options.grown:
-            found[f"EAGLE head, grown trees of {nodes}"] = Eagle(head, nodes, "dynamic", top_k, depth)
+            found[f"EAGLE head, grown trees of {nodes}: {top_k} children, {depth + 1} levels"] = Eagle(
+                head, nodes, "dynamic", top_k, depth
+            )
         return found
 
     def llm(self, model: str, drafter: Any = None, **more: Any) -> LLM:

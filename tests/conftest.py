@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anybody imports Triton: its kernels are run by its interpreter
 
 from paceline.kernels.cpu.library import library
+
+TRITON = Path(__file__).parent / "kernels" / "triton"
 
 torch.set_num_threads(1)
 if (native := library()) is not None:
@@ -30,9 +33,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Where a test names no device, it means a CPU, and so do programs it starts, whatever the machine has.
 
-    But for `make test-gpu`, which asks for the marker alone. Kernels' tests ask while they are collected.
+    But for `make test-gpu`, which asks for the marker alone, or for Triton's kernels alone.
     """
-    if session.config.option.markexpr == "gpu":
+    if session.config.option.markexpr == "gpu" or all(TRITON in item.path.parents for item in session.items):
         return
     if torch.cuda.is_available():
         torch.cuda.init()  # before the variable hides it: for children alone

@@ -170,9 +170,14 @@ def own_or_borrowed(
 
     ops: the target's kernels. picked: as `Weights.matrix` knows it.
     """
-    if not weights.has(name) or (shape == borrowed.shape and weights.is_copy(name, borrowed, ops)):
-        return borrowed
-    return weights.matrix([name], [shape], picked=picked)
+    if weights.has(name) and not (shape == borrowed.shape and weights.is_copy(name, borrowed, ops)):
+        return weights.matrix([name], [shape], picked=picked)
+    if borrowed.shape[1] != shape[1]:
+        raise CheckpointError(
+            f"{weights.source.label} has a hidden size of {shape[1]} and no {name} of its own, but the target's is "
+            f"{borrowed.shape[1]} wide"
+        )
+    return borrowed
 
 
 def is_dummy(load_format: str | None, target: Target) -> bool:

@@ -96,12 +96,6 @@ class Network:
         self.embedding = own_or_borrowed(weights, EMBEDDING, (size, hidden), model.embedding, model.ops, picked=True)
         rows = checkpoint.matrix(HEAD)[0] if checkpoint.has(HEAD) else size
         self.head = own_or_borrowed(weights, HEAD, (rows, hidden), model.head, model.ops)
-        for own, name in ((self.embedding, EMBEDDING), (self.head, HEAD)):
-            if own.shape[1] != hidden:
-                raise CheckpointError(
-                    f"{checkpoint.label} has a hidden size of {hidden} and no {name} of its own, but the target's is "
-                    f"{own.shape[1]} wide"
-                )
         ids = read_vocabulary(checkpoint, rows, size)
         self.ids = None if ids is None else ids.to(target.device)  # [Vd] of the target
 

@@ -39,6 +39,11 @@ class Size(NamedTuple):
         return self.sampling + self.chunks + 1
 
     @property
+    def short_tiles(self) -> int:
+        """Tiles of few rows: one for each sequence but nobody, at whose rows nobody looks."""
+        return self.sampling + self.chunks
+
+    @property
     def sampled(self) -> int:
         return self.sampling * (1 + self.nodes)
 
@@ -83,7 +88,7 @@ class Frame(Places):
         self.sampled, self.index = part["sampled"], part["index"].view(size.sampling, 1 + size.nodes)
         self.slots, self.starts, self.new = part["slots"], part["starts"], part["new"]  # [B]
         self.drafting, self.budgets = part["drafting"], part["budgets"]  # [sequences that may sample]
-        self.tiles = [RowTiles(part["short_first"], part["short_count"], 1 + size.nodes, spare=1)]
+        self.tiles = [RowTiles(part["short_first"], part["short_count"], 1 + size.nodes)]
         if size.long_tiles:
             self.tiles.append(RowTiles(part["long_first"], part["long_count"], LONG, True, size.sequences))
         self._filled: tuple[Any, ...] = ()
@@ -133,13 +138,13 @@ class Frame(Places):
 
 def _lengths(size: Size) -> dict[str, int]:
     """The buffer's parts in their order: what follows from counts (`_layout`), then what may change every round."""
-    rows, seats, tiles = size.rows, size.sequences, size.long_tiles
+    rows, seats = size.rows, size.sequences
     named = (
         (("owner", "offset", "node"), rows),
         (("counts", "firsts"), seats),
         (("sampled", "index"), size.sampled),
-        (("short_first", "short_count"), seats),
-        (("long_first", "long_count"), tiles),
+        (("short_first", "short_count"), size.short_tiles),
+        (("long_first", "long_count"), size.long_tiles),
         (("slots", "starts", "new"), seats),
         (("drafting", "budgets"), size.sampling),
     )
@@ -173,7 +178,7 @@ def _layout(shape: Shape, num_sampling: int, size: Size) -> Array:
 
 def _tiles(sizes: Array, firsts: Array, seat: Array, size: Size) -> list[Array]:
     """Rows that are looked at together: all of a sequence that decodes, and so many of a prompt chunk."""
-    short = np.zeros((2, size.sequences), dtype=np.int64)
+    short = np.zeros((2, size.short_tiles), dtype=np.int64)
     few = sizes <= 1 + size.nodes
     short[0, seat[few]], short[1, seat[few]] = firsts[few], sizes[few]
     listed = [

@@ -102,7 +102,7 @@ def test_drafters_that_are_right_now_and_then_change_no_text(
     assert all(tree["branches"]) and len(tree["branches"]) == 3, "every branch was taken"
     assert {"0", "2", "4"} <= tree["accepted_lengths"].keys()
     assert tree["prefix_hits"] > 0 and tree["preemptions"] > 0
-    assert ("greedy", "EAGLE head, grown trees of 9") in rows
+    assert ("greedy", "EAGLE head, grown trees of 9: 3 children, 2 levels") in rows
     profiled = [row for row in data["profile"]["rows"] if row["sampling"]]
     assert {row["round"] for row in profiled} == {"plain", *(row["drafter"] for row in data["head"]["rows"])}
     assert [row["temperature"] for row in data["head"]["rows"]] == [0.0] * 4 + [0.8] * 4
@@ -143,16 +143,32 @@ def test_prompts_are_different_fit_and_come_from_all_over_the_file(script: Any) 
     assert [kinds.count(kind) for kind in range(8)] == [3] * 8
 
 
+def test_a_kernel_adds_what_it_runs_on_after_all_before_it(script: Any) -> None:
+    def ran(name: str, start: float, end: float) -> dict[str, Any]:
+        return {"name": name, "ts": start, "dur": end - start, "args": {"grid": [2, 3]}}
+
+    events = [ran("b", 1.0, 5.0), ran("a", 0.0, 4.0), ran("c", 6.0, 7.0), ran("within b", 2.0, 4.5)]
+    found = [(name.removesuffix(", 6 programs"), added) for name, added in script.added(events)]
+    assert [one for one in found if one[1]] == [
+        ("a", 4.0),
+        ("within b", 0.5),
+        ("b", 0.5),
+        (script.IDLE, 1.0),
+        ("c", 1.0),
+    ]
+
+
 def test_profiles_and_peers_become_tables(figures: ModuleType, tmp_path: Path) -> None:
     kernels = [{"kernel": "matmul", "ms": 0.5}, {"kernel": "attention", "ms": 0.25}]
-    row = {"shape": "smollm2", "batch": 64, "round": "plain", "step_ms": 1.0, "alone_ms": 1.25, "kernels_ms": 0.75}
-    row |= {"kernels": kernels}
+    row = {"shape": "smollm2", "batch": 64, "round": "plain", "step_ms": 1.0, "kernels_ms": 0.75}
+    row |= {"kernels": kernels, "idle_ms": 0.125}
     sampled = {**row, "sampling": {"temperature": 0.8}}
     write(tmp_path / "profile.json", {"part": "profile", **machine.record(), "rows": [row, sampled]})
     lines = figures.render("profile", tmp_path).splitlines()
-    assert lines[0].startswith("| kernel (smollm2, 64 sequences, plain: 1.00 ms a round, 1.25 if no kernel starts")
+    assert lines[0] == "| kernel (smollm2, 64 sequences, plain: 1.00 ms a round) | ms it adds |"
     assert any("64 sequences, plain at temperature 0.8: 1.00 ms a round" in line for line in lines)
     assert lines[2:5] == ["| `matmul` | 0.500 |", "| `attention` | 0.250 |", "| all kernels | 0.750 |"]
+    assert lines[5] == "| nothing runs | 0.125 |"
     absent = {"transformers": "it is not installed"}
     rows = [
         {"model": "m", "who": who, "tokens_per_second": speed, "ratio": 90 / speed, "absent": absent}

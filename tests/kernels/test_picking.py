@@ -49,6 +49,15 @@ def test_picks_are_those_of_tensor_operations(
                 assert pick(logits, picking()).tolist() == by_tensors(logits).tolist()
 
 
+@pytest.mark.parametrize("far", [1e4, -1e4, 3e5, -3e5])
+def test_noise_counts_where_sums_are_rounded_coarsely(far: float) -> None:
+    """Of large logits many sums are equal: also those whose noise is a little less win, if their ids are lower."""
+    drawn = torch.Generator().manual_seed(2)
+    for _ in range(200):
+        logits = far + torch.randn(4, 3000, generator=drawn)
+        assert pick(logits, picking()).tolist() == by_tensors(logits).tolist()
+
+
 def test_of_equal_ones_the_lowest_is_picked_and_of_nothing_none() -> None:
     logits = torch.zeros(4, 50)
     logits[3, [7, 9]] = 1.0

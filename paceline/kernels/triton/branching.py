@@ -30,22 +30,29 @@ _NUMBERS = ["parts", "nodes", "rows", "level", "fed", "width", "num_rows", "page
 
 
 @triton.jit
-def feed(out, there, num_rows, token, real, place, first, pages, page_row, null, SIZE: tl.constexpr):
-    """Rows that are fed, as `Fed.fields` has them, where they are there. place: slot, where nodes begin, the line
-    behind that, the position; not real: nobody's."""
-    owner, start, behind, position = place
+def where_fed(owner, start, behind, real, first, pages, page_row, null, SIZE: tl.constexpr):
+    """Slot, where nodes begin, line, cache row and the lowest position seen of a row that is fed, on the line `behind`
+    where nodes begin; not real: nobody's."""
     slot, line = tl.where(real, owner, null), tl.where(real, start + behind, 0)
     page = tl.load(pages + slot * page_row + line // SIZE)
     lowest = line * 0
     if first is not None:
         lowest = tl.where(real, tl.load(first + slot), 0)
+    return slot, tl.where(real, start, 1), line, page * SIZE + line % SIZE, lowest
+
+
+@triton.jit
+def feed(out, there, num_rows, token, real, place, position, null, SIZE: tl.constexpr):
+    """Rows that are fed, as `Fed.fields` has them, where they are there. place: by `where_fed`, of rows that may be
+    real; those that are not are nobody's."""
+    slot, base, line, write, lowest = place
     tl.store(out, token, there)
-    tl.store(out + num_rows, slot, there)
+    tl.store(out + num_rows, tl.where(real, slot, null), there)
     tl.store(out + 2 * num_rows, tl.where(real, position, 0), there)
-    tl.store(out + 3 * num_rows, tl.where(real, start, 1), there)
-    tl.store(out + 4 * num_rows, line, there)
-    tl.store(out + 5 * num_rows, page * SIZE + line % SIZE, there)
-    tl.store(out + 6 * num_rows, lowest, there)
+    tl.store(out + 3 * num_rows, tl.where(real, base, 1), there)
+    tl.store(out + 4 * num_rows, tl.where(real, line, 0), there)
+    tl.store(out + 5 * num_rows, tl.where(real, write, 0), there)
+    tl.store(out + 6 * num_rows, tl.where(real, lowest, 0), there)
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_POINTERS)
@@ -79,8 +86,18 @@ def _branch_kernel(
             seat = tl.load(seats + (node * CHILDREN + child) * 2 + 1)
             if seat >= 0:
                 real, to = fed + seat + 1 < limit, of * width + seat
-                place = (owner, start, fed + seat, tl.minimum(start + level, longest - 1))
-                feed(out + to, seat >= 0, num_rows, token, real, place, first, pages, page_row, null, SIZE)
+                place = where_fed(owner, start, fed + seat, real, first, pages, page_row, null, SIZE)
+                feed(
+                    out + to,
+                    seat >= 0,
+                    num_rows,
+                    token,
+                    real,
+                    place,
+                    tl.minimum(start + level, longest - 1),
+                    null,
+                    SIZE,
+                )
                 above = tl.load(paths + seat * (level + 1) + depth, depth <= level, -1)
                 tl.store(path + to * (level + 1) + depth, tl.where(real, above, -1), depth <= level)
                 tl.store(given + to * STATE + column, state, column < STATE)

@@ -17,10 +17,10 @@ from torch import Tensor
 from paceline.kernels.chain import Drafts, Growing, Sprout
 from paceline.kernels.ops import LayerCache, Ops
 from paceline.kernels.triton import picking
-from paceline.kernels.triton.branching import Fed, feed, keys_of, room, run
+from paceline.kernels.triton.branching import Fed, feed, keys_of, room, run, where_fed
 from paceline.kernels.triton.device import PDL, begin, launching
 
-TOGETHER = 8  # nodes that all others are compared with at a time
+PLACED, TOGETHER = 64, 32  # nodes that a program places, and that it compares them with at a time
 MANY = 4096  # keys, or pairs of a state's values, that four warps look at
 
 _ROOT, _PADDING = tl.constexpr(-1), tl.constexpr(-2)  # parents, as `drafters/tree.py` has them
@@ -44,17 +44,23 @@ def _grow_kernel(
     path, given and grown say who is fed next, if anybody is."""
     begin(PDL, True)
     of, row, part = tl.program_id(0).to(tl.int64), tl.arange(0, LANES), tl.arange(0, PARTS)
+    if out is not None:  # what depends on no pick is looked up while keys are on their way
+        seat = tl.arange(0, SEATS)
+        limit, start, owner = tl.load(most + of), tl.load(starts + of), tl.load(slots + of)
+        line = fed + seat
+        there, open = seat < WIDTH, line + 1 < limit
+        place = where_fed(owner, start, line, open, first, pages, page_row, null, SIZE)
     inside, at = row < ROWS, (of * ROWS + row) * parts
     number, above = tl.full([LANES], _ROOT, tl.int64), tl.where(inside, 0.0, -float("inf"))
     if numbers is not None:
         number = tl.load(numbers + of * ROWS + row, inside, _PADDING)
         above = tl.load(scores + of * nodes + number, number >= 0, -float("inf"))
     # All tokens together, of what each part says of itself: its greatest value, and the sum of all as shares of that.
-    there = inside[:, None] & (part < parts)[None, :]
-    greatest = picking.value_of(tl.load(keys + (at[:, None] + part[None, :]) * CHILDREN, there, picking.NO_KEY))
-    greatest = tl.where(there & (greatest == greatest), greatest, -float("inf"))  # a NaN is in its part's sum, too
+    is_part = inside[:, None] & (part < parts)[None, :]
+    greatest = picking.value_of(tl.load(keys + (at[:, None] + part[None, :]) * CHILDREN, is_part, picking.NO_KEY))
+    greatest = tl.where(is_part & (greatest == greatest), greatest, -float("inf"))  # a NaN is in its part's sum, too
     top = picking.finite(tl.max(greatest, 1))
-    shares = tl.sum(tl.load(sums + at[:, None] + part[None, :], there, 0.0) * tl.exp(greatest - top[:, None]), 1)
+    shares = tl.sum(tl.load(sums + at[:, None] + part[None, :], is_part, 0.0) * tl.exp(greatest - top[:, None]), 1)
     together = top + tl.log(tl.where(shares == 0.0, 1.0, shares))
 
     key, kid = tl.arange(0, KEYS)[None, :], tl.arange(0, KIDS)[None, :]
@@ -64,33 +70,29 @@ def _grow_kernel(
         greatest_left = tl.max(left, 1)[:, None]
         left = tl.where(left == greatest_left, picking.NO_KEY, left)
         best = tl.where(kid == child, greatest_left, best)
-    own, place = picking.value_of(best) - together[:, None], picking.named(best)
-    token = tl.maximum(place, 0)
+    own, named = picking.value_of(best) - together[:, None], picking.named(best)
+    token = tl.maximum(named, 0)
     if names is not None:
         token = tl.load(names + token)
-    likely = (place >= 0) & (above > -float("inf"))[:, None] & (own == own)
+    likely = (named >= 0) & (above > -float("inf"))[:, None] & (own == own)
     # Rounded, a node is not likelier than its parent.
     chance = tl.where(likely, above[:, None] + tl.minimum(own, 0.0), -float("inf"))
     index = row[:, None] * CHILDREN + kid
-    to, there = of * nodes + begins + index, inside[:, None] & (kid < CHILDREN)
-    tl.store(tokens + to, token, there)
-    tl.store(parents + to, number[:, None], there)
-    tl.store(scores + to, chance, there)
+    to, is_child = of * nodes + begins + index, inside[:, None] & (kid < CHILDREN)
+    tl.store(tokens + to, token, is_child)
+    tl.store(parents + to, number[:, None], is_child)
+    tl.store(scores + to, chance, is_child)
 
     if out is not None:
-        order, seat = tl.where(likely, picking.keys_of(chance, index), picking.NO_KEY), tl.arange(0, SEATS)
-        chosen, said = tl.full([SEATS], -1, tl.int64), tl.zeros([SEATS], tl.int64)
-        for taken in tl.static_range(WIDTH):
-            likeliest = tl.max(tl.max(order, 1), 0)
-            order = tl.where(order == likeliest, picking.NO_KEY, order)
-            its = likely & (index == picking.named(likeliest))
-            chosen = tl.where(seat == taken, picking.named(likeliest), chosen)
-            said = tl.where(seat == taken, tl.sum(tl.sum(tl.where(its, token, 0), 1), 0), said)
-        limit, start, owner = tl.load(most + of), tl.load(starts + of), tl.load(slots + of)
-        there, to, line = seat < WIDTH, of * WIDTH + seat, fed + seat
-        real = (chosen >= 0) & (line + 1 < limit)
-        place = (owner, start, line, tl.minimum(start + level, longest - 1))
-        feed(out + to, there, num_rows, said, real, place, first, pages, page_row, null, SIZE)
+        # Who has a seat: as many are likelier. All at once, for one after another they would wait for each other.
+        order = tl.reshape(tl.where(likely, picking.keys_of(chance, index), picking.NO_KEY), [LANES * KIDS])
+        flat, said = tl.reshape(index, [LANES * KIDS]).to(tl.int64), tl.reshape(token, [LANES * KIDS])
+        rank = tl.sum((order[None, :] > order[:, None]).to(tl.int32), 1)
+        seated = (rank[None, :] == seat[:, None]) & (order > picking.NO_KEY)[None, :]
+        chosen = tl.sum(tl.where(seated, flat[None, :] + 1, 0), 1) - 1
+        said = tl.sum(tl.where(seated, said[None, :], 0), 1)
+        real, to = (chosen >= 0) & open, of * WIDTH + seat
+        feed(out + to, there, num_rows, said, real, place, tl.minimum(start + level, longest - 1), null, SIZE)
         tl.store(grown + to, tl.where(real, begins + chosen, _PADDING), there)
         parent, depth = of * ROWS + tl.maximum(chosen, 0) // CHILDREN, tl.arange(0, DEPTH)[None, :]
         lines = tl.full([SEATS, DEPTH], -1, tl.int64)
@@ -115,28 +117,34 @@ def _keep_kernel(
     tokens, parents, scores, most, kept, above, counts, DRAWN: tl.constexpr, NODES: tl.constexpr, KEEP: tl.constexpr,
     KEPT: tl.constexpr, TOGETHER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Of all DRAWN the KEEP likeliest, each where as many are likelier; its parent is among them, and before it."""
+    """Of all DRAWN the KEEP likeliest, each where as many are likelier; its parent is among them, and before it. A
+    program places NODES of them."""
     begin(PDL, True)
-    of, number = tl.program_id(0).to(tl.int64), tl.arange(0, NODES)
+    of, some = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    number = some * NODES + tl.arange(0, NODES)
     scores, there = scores + of * DRAWN, number < DRAWN
     parent = tl.load(parents + of * DRAWN + number, there, _PADDING)
+    token = tl.load(tokens + of * DRAWN + number, there, 0)
+    limit = tl.minimum(tl.load(most + of), KEEP)
     mine, theirs = _order_of(scores, number, there), _order_of(scores, parent, parent >= 0)
     rank, their_rank = tl.zeros([NODES], tl.int32), tl.zeros([NODES], tl.int32)
+    found = tl.zeros([TOGETHER], tl.int64)
     for first in range(0, DRAWN, TOGETHER):
         other = first + tl.arange(0, TOGETHER)
         others = _order_of(scores, other, other < DRAWN)
         rank += tl.sum((others[None, :] > mine[:, None]).to(tl.int32), 1)
         their_rank += tl.sum((others[None, :] > theirs[:, None]).to(tl.int32), 1)
-    limit = tl.minimum(tl.load(most + of), KEEP)
-    found = mine > picking.NO_KEY
-    count = tl.minimum(tl.sum(found.to(tl.int64), 0), limit)
-    tl.store(counts + of, count)
-    place = tl.arange(0, KEPT)
-    tl.store(kept + of * KEEP + place, tl.zeros([KEPT], tl.int64), (place >= count) & (place < KEEP))
-    tl.store(above + of * KEEP + place, tl.full([KEPT], _PADDING, tl.int64), (place >= count) & (place < KEEP))
-    token = tl.load(tokens + of * DRAWN + number, there, 0)
-    tl.store(kept + of * KEEP + rank, token, found & (rank < limit))
-    tl.store(above + of * KEEP + rank, tl.where(parent >= 0, their_rank, _ROOT).to(tl.int64), found & (rank < limit))
+        found += (others > picking.NO_KEY).to(tl.int64)
+    taken = (mine > picking.NO_KEY) & (rank < limit)
+    tl.store(kept + of * KEEP + rank, token, taken)
+    tl.store(above + of * KEEP + rank, tl.where(parent >= 0, their_rank, _ROOT).to(tl.int64), taken)
+    if some == 0:
+        count = tl.minimum(tl.sum(found, 0), limit)
+        tl.store(counts + of, count)
+        place = tl.arange(0, KEPT)
+        empty = (place >= count) & (place < KEEP)
+        tl.store(kept + of * KEEP + place, tl.zeros([KEPT], tl.int64), empty)
+        tl.store(above + of * KEEP + place, tl.full([KEPT], _PADDING, tl.int64), empty)
 
 
 class _Nodes(NamedTuple):
@@ -217,14 +225,14 @@ def _keep(nodes: _Nodes, most: Tensor, form: Growing) -> Drafts:
     (batch, many), keep = nodes.tokens.shape, form.nodes
     kept = torch.empty((batch, keep), dtype=torch.int64, device=most.device)
     above, counts = torch.empty_like(kept), torch.empty_like(most)
-    _keep_kernel[(batch,)](
+    _keep_kernel[(batch, triton.cdiv(many, PLACED))](
         *(*nodes, most, kept, above, counts),
         DRAWN=many,
-        NODES=triton.next_power_of_2(many),
+        NODES=PLACED,
         KEEP=keep,
         KEPT=triton.next_power_of_2(keep),
         TOGETHER=TOGETHER,
         PDL=PDL,
-        **launching(4 if many <= 256 else 8),
+        **launching(4),
     )
     return Drafts(kept, counts, above, form.levels)

@@ -127,6 +127,14 @@ def gather(
     write(out_at, at, ok, total, acc, WIDE)
 
 
+@triton.jit
+def wait_for_all(first, PDL: tl.constexpr):
+    """Programs with nothing to do leave their place to others. The first waits all the same: the next kernel waits for
+    this one alone, and so for all that came before."""
+    if first:
+        begin(PDL)
+
+
 # Read value by value, and parts of larger tensors: one kernel serves them wherever they begin.
 _LOOSE = ["slots", "ends", "firsts", "bases", "path", "table", "tile_first", "tile_count"]
 
@@ -181,9 +189,10 @@ def look(
     else:
         row_begin = sub * M // GROUP
         idle = sub * M >= count * GROUP
+    first_of_all = (tl.program_id(0) == 0) & (head == 0) & (tl.program_id(2) == 0)
     if idle:
         if OLD:
-            begin(PDL)  # the next kernel waits for this one alone, so all of its programs wait
+            wait_for_all(first_of_all, PDL)
         return
     row, part, ok = members(sub, tl.arange(0, M), count, GROUP, M, OWN)
     t = first + row
@@ -217,7 +226,7 @@ def look(
     chunk0 = begin_chunk + (split + shares - begin_chunk % shares) % shares
     if chunk0 - begin_chunk >= sharing:
         if OLD:
-            begin(PDL)
+            wait_for_all(first_of_all, PDL)
         return
     table += owner * table_stride
     k_at += head.to(tl.int64) * k_head

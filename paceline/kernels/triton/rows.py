@@ -6,6 +6,7 @@ One program has one row (or a part of one), so nothing depends on the other rows
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ __all__ = [
     "HeadNorms",
     "Part",
     "activation",
+    "beside",
     "gated",
     "head_norm",
     "join",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 WIDTH = 1024  # columns that a program of an activation has
+MOST_BESIDE = 4  # parts of a row
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
@@ -65,6 +68,20 @@ def join(x: Part, y: Part) -> Tensor:
             x.rows, y.rows, *ids, *weights, out, x.rows.stride(0), y.rows.stride(0), *eps,
             K=widths[0], L=widths[1], WIDE_K=_wide(x.rows), WIDE_L=_wide(y.rows), PDL=PDL, **launching(4),
         )  # fmt: skip
+    return out
+
+
+def beside(parts: Sequence[Tensor]) -> Tensor:
+    """[T, K] each, side by side: [T, n·K]."""
+    rows, width = parts[0].shape
+    alike = len({(part.shape, part.stride(), part.dtype) for part in parts}) == 1 and parts[0].stride(1) == 1
+    if not alike or len(parts) > MOST_BESIDE:
+        return torch.cat(list(parts), dim=-1)
+    out = torch.empty(rows, len(parts) * width, dtype=parts[0].dtype, device=parts[0].device)
+    if rows:
+        given = (*parts, *[None] * (MOST_BESIDE - len(parts)))
+        sizes = out.stride(0), parts[0].stride(0), width
+        _beside[(rows, len(parts))](*given, out, *sizes, WIDE=_wide(parts[0]), PDL=PDL, **launching(4))
     return out
 
 
@@ -147,6 +164,24 @@ def _join(
         _put_part(x, x_ids, x_weight, to, row, x_stride, x_eps, K, WIDE_K, PDL)
     else:
         _put_part(y, y_ids, y_weight, to + K, row, y_stride, y_eps, L, WIDE_L, PDL)
+
+
+@triton.jit
+def _beside(one, two, three, four, out, out_row, row_stride, width, WIDE: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL, True)
+    row, number, columns = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, WIDE)
+    part = one
+    if number == 1:
+        part = two
+    if three is not None:  # noqa: SIM102 (known when it is compiled; the next is not)
+        if number == 2:
+            part = three
+    if four is not None:  # noqa: SIM102
+        if number == 3:
+            part = four
+    inside = columns < width
+    values = tl.load(part + row * row_stride + columns, inside)
+    tl.store(out + row * out_row + number * width + columns, values, inside)
 
 
 @triton.jit

@@ -76,5 +76,5 @@ def compilers_take_it(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """The native library is not needed here."""
+def built() -> None:
+    """In place of the folder's above: the native library is not needed here."""

@@ -24,7 +24,8 @@ class Launch:
     """A kernel's run."""
 
     name: str
-    waits_first: bool = True  # no program lets the next kernel start before it has waited itself
+    waits: bool = False  # some program does; the next kernel waits for all of them, and so for what that one waited for
+    waits_first: bool = False  # and it does not let the next kernel start before
     too_early: dict[str, set[int]] = field(default_factory=dict)  # what programs did before they waited, and where
 
 
@@ -46,7 +47,7 @@ class Dependence(TorchDispatchMode):
         self.faults: list[str] = []
         self._kept: list[Any] = []
         self._writer: dict[int, int] = {}  # by address the number of the launch that wrote there last
-        self._waited = True
+        self._running = self._waited = self._let = False
         self._shuffled = shuffled
         self._coherent = ir.CACHE_MODIFIER.CG
         for module in [module for name, module in sys.modules.items() if name.startswith("paceline.kernels.triton")]:
@@ -69,16 +70,17 @@ class Dependence(TorchDispatchMode):
         def running(executor: Any, *args: Any, **given: Any) -> None:
             self._begin(executor.fn.__name__)
             run(executor, *args, **given)
-            self._end_program()
-            if self._ran:
+            if self._running:
+                self._end_program()
                 self._end()
             else:  # nothing is launched
                 self.launches.pop()
 
         def placing(this: Any, *index: int) -> None:
-            self._end_program()
+            if self._running:
+                self._end_program()
             place(this, *self._place_of(index, this.grid_dim))
-            self._waited, self._ran = False, True
+            self._running, self._waited, self._let = True, False, False
 
         def loading(this: Any, ptrs: Any, mask: Any, other: Any, cache: Any, *rest: Any) -> Any:
             self._read(ptrs.data[mask_of(ptrs, mask)], cache)
@@ -112,7 +114,7 @@ class Dependence(TorchDispatchMode):
         self.launches.append(Launch(name))
         self._wrote: set[int] = set()
         self._places: list[int] = []
-        self._waited, self._ran = True, False  # no program runs yet
+        self._running, self._waited = False, True  # no program runs yet
 
     def _place_of(self, index: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, ...]:
         if self._shuffled is None:
@@ -123,12 +125,16 @@ class Dependence(TorchDispatchMode):
         return tuple(int(part) for part in np.unravel_index(self._places[np.ravel_multi_index(index, grid)], grid))
 
     def _end_program(self) -> None:
-        if not self._waited:
-            self.faults.append(f"{self.launches[-1].name}: a program ends and has not waited")
-        self._waited = True
+        """That lets the next kernel start, too, as far as this program goes."""
+        launch = self.launches[-1]
+        launch.waits |= self._waited
+        launch.waits_first |= self._waited and not self._let
 
     def _end(self) -> None:
         number, launch = len(self.launches) - 1, self.launches[-1]
+        self._running, self._waited = False, True
+        if not launch.waits:
+            self.faults.append(f"{launch.name}: no program waits")
         # The last kernel before this one that waited before it let anybody start: all in front of it are done.
         done = next((n for n in reversed(range(number)) if self.launches[n].waits_first), 0)
         for how, addresses in launch.too_early.items():
@@ -164,8 +170,7 @@ class Dependence(TorchDispatchMode):
         self._waited = True
 
     def _let_start(self) -> None:
-        if not self._waited:
-            self.launches[-1].waits_first = False
+        self._let |= not self._waited
 
 
 def mask_of(pointers: Any, mask: Any) -> Any:

@@ -111,10 +111,11 @@ def test_each_mistake_is_found(monkeypatch: Any) -> None:
     write[(2,)](z, EARLY=True)
     read_at_once[(2,)](y, x, SHARED=True)
     write_at_once[(2,)](x)
-    leave[(2,)](x)
+    leave[(2,)](x, FIRST=True)
+    leave[(2,)](x, FIRST=False)
     assert found.faults == [
         "read_at_once reads from its own cache what write wrote",
         "read_at_once reads what read_at_once may still write",
         "write_at_once writes before it waits",
-        "leave: a program ends and has not waited",
+        "leave: no program waits",
     ]

@@ -50,6 +50,15 @@ def test_a_norm_is_made_of_what_a_product_folds(device: torch.device) -> None:
     assert torch.equal(rms_norm(x[2:3], weight, 1e-5), rms_norm(x, weight, 1e-5)[2:3])
 
 
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_states_stand_beside_one_another(device: torch.device, count: int) -> None:
+    from paceline.kernels.triton.rows import beside
+
+    parts = [rows_of(device, 3, 50, seed=number, dtype=torch.bfloat16)[:, 2:42] for number in range(count)]
+    assert torch.equal(beside(parts), torch.cat(parts, dim=-1))
+    assert torch.equal(beside([*parts, parts[0][:, :7]]), torch.cat([*parts, parts[0][:, :7]], dim=-1)), "unlike ones"
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_embedding_and_a_state_are_normed_and_joined_at_once(
     device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
