@@ -36,6 +36,7 @@ BRIEF = 2  # stages of programs with no more blocks than that
 CROWDED = {"num_stages": BRIEF, "maxnreg": 168}
 FEW_OWN = 32  # positions of a block at which rows may have keys of their own that stand side by side
 ROOM_OWN = 80 << 10  # bytes of such keys and values
+SINGLE = 256  # chunks times values of a key: so few are looked at sooner by one program, if it has few pairs
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
 AHEAD, MOST_AHEAD = 64, 16  # values a thread reads at once where chunks are merged, and of how many chunks at most
@@ -156,12 +157,10 @@ def _launch(
     pairs = tiles.rows * shape["GROUP"]
     own = abreast = 0
     if seen["TREE"] and not tiles.long:
-        own = max(1, m // shape["GROUP"])  # rows of a program, or one that several have a part of
-        subs = -(-tiles.rows // own) * -(-shape["GROUP"] // m)
-        programs = len(tiles.first) * subs * (1 + own) * kv_heads
-        if programs * options["num_warps"] > WARPS:  # they would run one behind another
-            abreast = _abreast(m, min(FEW_OWN, block), seen["depth"], shape, q.element_size())
-    if not own or abreast or len(tiles.first) * subs * kv_heads > MOST_SHARED:
+        abreast = _abreast(m, min(FEW_OWN, block), seen["depth"], shape, q.element_size())
+        own = 0 if abreast else max(1, m // shape["GROUP"])  # rows of a program, or one that several have a part of
+        subs = -(-tiles.rows // max(own, 1)) * -(-shape["GROUP"] // m)
+    if not own or len(tiles.first) * subs * kv_heads > MOST_SHARED:
         own, subs = 0, -(-pairs // m)
     window = seen["WINDOW"]
     far = CHUNK if 0 < window <= EDGE else FAR_CHUNK  # a window sees few chunks: all are small
@@ -196,7 +195,8 @@ def _launch(
         M=m, FEW=few, OWN=own, ABREAST=abreast, FEW_OWN=min(FEW_OWN, block),
         AHEAD=max(2, min(MOST_AHEAD, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
         FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
-        SPLIT=splits > 1, SMALL=all(len(part) * part.stride(0) < SMALL for part in layer), PDL=PDL,
+        SPLIT=splits > 1, SINGLE=SINGLE // shape["MAIN_PAD"] if m <= LEAST else 0,
+        SMALL=all(len(part) * part.stride(0) < SMALL for part in layer), PDL=PDL,
         **seen, **shape, **options,
     )  # fmt: skip
 

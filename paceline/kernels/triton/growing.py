@@ -24,6 +24,8 @@ PLACED, TOGETHER = 64, 32  # nodes that a program places, and that it compares t
 MANY = 4096  # keys, or pairs of a state's values, that four warps look at
 
 _ROOT, _PADDING = tl.constexpr(-1), tl.constexpr(-2)  # parents, as `drafters/tree.py` has them
+_LEAST = tl.constexpr(-0x80000000)  # of 32 bits
+_MOST = tl.constexpr(1 << 12)  # children of a level at most
 
 _POINTERS = [
     *("keys", "sums", "names", "tokens", "parents", "scores", "numbers", "before", "slots", "starts", "most"),
@@ -65,11 +67,14 @@ def _grow_kernel(
 
     key, kid = tl.arange(0, KEYS)[None, :], tl.arange(0, KIDS)[None, :]
     left = tl.load(keys + at[:, None] * CHILDREN + key, inside[:, None] & (key < parts * CHILDREN), picking.NO_KEY)
-    best = tl.full([LANES, KIDS], picking.NO_KEY, tl.int64)
+    # The halves of keys one after the other: 32 bits are compared in one go. What is found is put together at the end.
+    high, low = (left >> 32).to(tl.int32), (left & 0xFFFFFFFF).to(tl.int32)
+    rank = tl.full([LANES, KEYS], CHILDREN, tl.int32)
     for child in tl.static_range(CHILDREN):
-        greatest_left = tl.max(left, 1)[:, None]
-        left = tl.where(left == greatest_left, picking.NO_KEY, left)
-        best = tl.where(kid == child, greatest_left, best)
+        top = high == tl.max(high, 1)[:, None]
+        top = top & (low == tl.max(tl.where(top, low, _LEAST), 1)[:, None])
+        high, rank = tl.where(top, _LEAST, high), tl.where(top, child, rank)
+    best = tl.max(tl.where(rank[:, :, None] == kid[:, None, :], left[:, :, None], picking.NO_KEY), 1)
     own, named = picking.value_of(best) - together[:, None], picking.named(best)
     token = tl.maximum(named, 0)
     if names is not None:
@@ -86,11 +91,11 @@ def _grow_kernel(
     if out is not None:
         # Who has a seat: as many are likelier. All at once, for one after another they would wait for each other.
         order = tl.reshape(tl.where(likely, picking.keys_of(chance, index), picking.NO_KEY), [LANES * KIDS])
-        flat, said = tl.reshape(index, [LANES * KIDS]).to(tl.int64), tl.reshape(token, [LANES * KIDS])
-        rank = tl.sum((order[None, :] > order[:, None]).to(tl.int32), 1)
-        seated = (rank[None, :] == seat[:, None]) & (order > picking.NO_KEY)[None, :]
-        chosen = tl.sum(tl.where(seated, flat[None, :] + 1, 0), 1) - 1
-        said = tl.sum(tl.where(seated, said[None, :], 0), 1)
+        said = tl.reshape(token * _MOST + index + 1, [LANES * KIDS])
+        rank = tl.sum((order[:, None] > order[None, :]).to(tl.int32), 0)
+        seated = (rank[:, None] == seat[None, :]) & (order > picking.NO_KEY)[:, None]
+        said = tl.sum(tl.where(seated, said[:, None], 0), 0)
+        chosen, said = said % _MOST - 1, said // _MOST
         real, to = (chosen >= 0) & open, of * WIDTH + seat
         feed(out + to, there, num_rows, said, real, place, tl.minimum(start + level, longest - 1), null, SIZE)
         tl.store(grown + to, tl.where(real, begins + chosen, _PADDING), there)
@@ -167,6 +172,7 @@ def draw(ops: Ops, sprout: Sprout, form: Growing, caches: Sequence[LayerCache]) 
     """Drafts for each of B rows, by any kernels whose results stay on the device."""
     batch, width, device = len(sprout.finals), form.width, sprout.finals.device
     assert width <= form.children, "the first level has no more than a node's children"
+    assert width * form.children < _MOST.value
     many = (batch, form.children * (1 + (form.levels - 1) * width))
     tokens = torch.empty(many, dtype=torch.int64, device=device)
     nodes = _Nodes(tokens, torch.empty_like(tokens), torch.empty(many, dtype=torch.float32, device=device))

@@ -70,12 +70,15 @@ def leave(partial, stats, left_at, chunk, chunks, ok, m, total, acc, WIDE: tl.co
 
 @triton.jit
 def turn(
-    partial, stats, left_at, chunk, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
+    partial, stats, left_at, chunk, chunks, ok, m, sums, acc, seen_m, seen_total, seen, single,
     WIDE: tl.constexpr, LEAVE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """A chunk is complete: leave it or merge it, and begin afresh."""
+    """A chunk is complete: leave it or merge it, and begin afresh. single: nobody shares them, whatever may be left."""
     if LEAVE:
-        leave(partial, stats, left_at, chunk, chunks, ok, m, tl.max(sums, 1), acc, WIDE, WINDOW)
+        if single:
+            seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
+        else:
+            leave(partial, stats, left_at, chunk, chunks, ok, m, tl.max(sums, 1), acc, WIDE, WINDOW)
     else:
         seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
     m = tl.full(m.shape, float("-inf"), tl.float32)
@@ -128,6 +131,14 @@ def gather(
 
 
 @triton.jit
+def own_edge(nodes_at, block, BLOCK: tl.constexpr, FEW_OWN: tl.constexpr):
+    """From which position of a block on rows look at keys of their own: where a tensor core's sum ends, so that all
+    sums are those of the block looked at as a whole."""
+    edge = tl.maximum(nodes_at // ADDED * ADDED, block * BLOCK)
+    return tl.minimum(edge, block * BLOCK + BLOCK - FEW_OWN)
+
+
+@triton.jit
 def wait_for_all(first, PDL: tl.constexpr):
     """Programs with nothing to do leave their place to others. The first waits all the same: the next kernel waits for
     this one alone, and so for all that came before."""
@@ -156,7 +167,8 @@ def look(
     OWN: tl.constexpr,  # rows of a program whose chunks with keys of their own have programs of their own; 0: none
     ABREAST: tl.constexpr,  # no program has more rows, and their own keys stand side by side; 0: in turn
     FEW_OWN: tl.constexpr,  # positions in a block at which a row may have keys of its own, then
-    SPLIT: tl.constexpr,  # chunks are left for another program; else merged here
+    SPLIT: tl.constexpr,  # chunks are left for another program, unless they are few; else merged here
+    SINGLE: tl.constexpr,  # so many chunks are few: one program has them sooner than several; 0: it does not
     LATENT: tl.constexpr, SMALL: tl.constexpr,
     OLD: tl.constexpr,  # what rows see was written before the last product: it is read before the last kernel ends
     FETCHED: tl.constexpr,  # positions whose keys and values are asked for meanwhile
@@ -171,7 +183,7 @@ def look(
     """
     if not OLD:
         begin(PDL)
-    head, split, shares = tl.program_id(1), tl.program_id(2), splits
+    head, split = tl.program_id(1), tl.program_id(2)
     programs = subs * (splits + OWN if OWN > 0 else 1)  # of a tile and head, of the same split where nodes have none
     tile, number = tl.program_id(0) // programs, tl.program_id(0) % programs
     CACHE: tl.constexpr = ".cg" if OLD else ""  # a processor's own cache is up to date only once it has waited
@@ -185,7 +197,7 @@ def look(
         row_begin = sub // ((GROUP + M - 1) // M) * OWN
         lone_row = row_begin + tl.where(alone, lone_row % OWN, 0)
         idle = lone_row >= count
-        split, shares = tl.where(alone, 0, split), tl.where(alone, 1, splits)
+        split = tl.where(alone, 0, split)
     else:
         row_begin = sub * M // GROUP
         idle = sub * M >= count * GROUP
@@ -217,29 +229,32 @@ def look(
             found = tl.maximum(chunks_below(shared + 1, PER, EDGE, FAR) - 1, lowest_chunk)
             own_chunk = tl.where(shared < end, found, end_chunk)
             shared = tl.minimum(end, first_block(own_chunk, PER, EDGE, FAR))
-    busy = tl.minimum(splits, tl.maximum(own_chunk - lowest_chunk, 1))  # programs with a chunk; one where none is seen
+    num_chunks = tl.maximum(own_chunk - lowest_chunk, 1)
+    busy = tl.minimum(splits, num_chunks)  # programs that share them
+    if SINGLE > 0:
+        busy = tl.where(num_chunks <= SINGLE, 1, busy)
     own_busy = tl.minimum(1, end_chunk - own_chunk)  # and of each row
-    begin_chunk, sharing, mine = lowest_chunk, busy, ok
+    chunk0, sharing, mine = lowest_chunk, busy, ok
     if OWN > 0:
-        begin_chunk, sharing = tl.where(alone, own_chunk, lowest_chunk), tl.where(alone, own_busy, busy)
+        chunk0, sharing = tl.where(alone, own_chunk, lowest_chunk), tl.where(alone, own_busy, busy)
         mine = ok & ((row == lone_row) | (number < subs * splits))
-    chunk0 = begin_chunk + (split + shares - begin_chunk % shares) % shares
-    if chunk0 - begin_chunk >= sharing:
+    if split >= sharing:
         if OLD:
             wait_for_all(first_of_all, PDL)
         return
+    chunk0 += split  # and every `sharing`-th behind it
     table += owner * table_stride
     k_at += head.to(tl.int64) * k_head
     v_at += head.to(tl.int64) * v_head
     # This program's blocks are items; those that are shared come first.
-    far0 = chunk0 + (tl.maximum(EDGE // PER - chunk0, 0) + shares - 1) // shares * shares
+    far0 = chunk0 + (tl.maximum(EDGE // PER - chunk0, 0) + sharing - 1) // sharing * sharing
     skipped = tl.maximum(lo // BLOCK - first_block(chunk0, PER, EDGE, FAR), 0)
-    num_shared = items(shared, chunk0, far0, shares, PER, EDGE, FAR)
-    num_items = items(end, chunk0, far0, shares, PER, EDGE, FAR)
+    num_shared = items(shared, chunk0, far0, sharing, PER, EDGE, FAR)
+    num_items = items(end, chunk0, far0, sharing, PER, EDGE, FAR)
     if OWN > 0:
         num_items = tl.where(alone, num_items, num_shared)
     n = tl.arange(0, BLOCK)
-    block, _, _ = nth(skipped, chunk0, far0, shares, PER, EDGE, FAR)
+    block, _, _ = nth(skipped, chunk0, far0, sharing, PER, EDGE, FAR)
     page = tl.load(table + within(block * BLOCK + n, lo, hi) // PAGE, cache_modifier=CACHE)
     if OWN > 0:
         lone = first + lone_row
@@ -249,16 +264,32 @@ def look(
             path, table, lone, lone_lowest, lone_last, lone_base, block * BLOCK + n, depth, path_stride,
             PAGE, SMALL, OLD,
         )  # fmt: skip
+    elif ABREAST > 0:
+        first_own = tl.maximum(skipped, num_shared)
+        nodes_at = tl.min(tl.where(last >= base, base, NOWHERE))
+        c = tl.arange(0, ABREAST * FEW_OWN)
+        whose, lone = row_begin + c // FEW_OWN, first + row_begin + c // FEW_OWN
+        lone_lowest, lone_last = bounds(ends, firsts, lone, whose < count, END, FIRST, WINDOW, OLD)
+        lone_base = tl.load(bases + lone, mask=whose < count, other=NOWHERE, cache_modifier=CACHE).to(tl.int32)
+        own_block, _, _ = nth(first_own, chunk0, far0, sharing, PER, EDGE, FAR)
+        own_at, own_there = own_rows(
+            path, table, lone, lone_lowest, lone_last, lone_base,
+            own_edge(nodes_at, own_block, BLOCK, FEW_OWN) + c % FEW_OWN, depth, path_stride, PAGE, SMALL, OLD,
+        )  # fmt: skip
 
     if OLD:
         if FETCHED > 0:
-            asked = within(first_block(chunk0, PER, EDGE, FAR) * BLOCK + tl.arange(0, FETCHED), lo, hi)
-            asked = row_of(tl.load(table + asked // PAGE, cache_modifier=CACHE), asked, PAGE, SMALL)
-            ask(k_at, asked, k_stride, MAIN + TAIL)
-            if not LATENT:
-                ask(v_at, asked, v_stride, WIDE)
+            for chunk in range(chunk0, tl.minimum(chunk0 + (SINGLE or 1) * sharing, end_chunk), sharing):
+                asked = within(first_block(chunk, PER, EDGE, FAR) * BLOCK + tl.arange(0, FETCHED), lo, hi)
+                asked = row_of(tl.load(table + asked // PAGE, cache_modifier=CACHE), asked, PAGE, SMALL)
+                ask(k_at, asked, k_stride, MAIN + TAIL)
+                if not LATENT:
+                    ask(v_at, asked, v_stride, WIDE)
         begin(PDL)
 
+    single: tl.constexpr = False
+    if SINGLE > 0 and OWN == 0:
+        single = busy == 1
     d = tl.arange(0, MAIN_PAD)
     q_row = q_at + t * q_stride + of * (MAIN + TAIL)
     q = tl.load(q_row[:, None] + (MAIN_AT + d)[None, :], mask=ok[:, None] & (d < MAIN)[None, :], other=0.0)
@@ -271,7 +302,7 @@ def look(
     sums, seen_total = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M,), tl.float32)
     acc, seen = tl.zeros((M, WIDE_PAD), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
     for item in range(skipped, num_shared):
-        block, chunk, inside = nth(item, chunk0, far0, shares, PER, EDGE, FAR)
+        block, chunk, inside = nth(item, chunk0, far0, sharing, PER, EDGE, FAR)
         p_at = block * BLOCK + n
         rows = row_of(page, within(p_at, lo, hi), PAGE, SMALL)
         k = fetch(k_at + MAIN_AT, rows, k_stride, None, MAIN, MAIN_PAD)
@@ -282,15 +313,15 @@ def look(
             v = fetch(v_at, rows, v_stride, None, WIDE, WIDE_PAD)
         # Read one block ahead, so that keys and values wait for no page. What is kept for it must be what was read:
         # anything made of that Triton makes where it is used.
-        follower, _, _ = nth(item + 1, chunk0, far0, shares, PER, EDGE, FAR)
+        follower, _, _ = nth(item + 1, chunk0, far0, sharing, PER, EDGE, FAR)
         page = tl.load(table + within(follower * BLOCK + n, lo, hi) // PAGE)
         s = bend(s, inner, CAPPED)
         if (block * BLOCK < inner_lo) | (block * BLOCK + BLOCK - 1 > inner_hi):
             s = tl.where((p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
         if (inside == 0) & (item > 0):
             m, sums, acc, seen_m, seen_total, seen = turn(
-                partial, stats, left_at, chunk - shares, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
-                WIDE, SPLIT, WINDOW,
+                partial, stats, left_at, chunk - sharing, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
+                single, WIDE, SPLIT, WINDOW,
             )  # fmt: skip
         p, m, alpha = soften(s, m, factor)
         p = p.to(q.dtype)
@@ -300,12 +331,12 @@ def look(
         # Where programs of all rows merge their chunks, theirs is left in front of these.
         shift = 0 if SPLIT else 1 - own_chunk
         for item in range(tl.where(alone, skipped, num_items), num_items):
-            block, chunk, inside = nth(item, chunk0, far0, shares, PER, EDGE, FAR)
+            block, chunk, inside = nth(item, chunk0, far0, sharing, PER, EDGE, FAR)
             p_at = block * BLOCK + n
             if (inside == 0) & (item > 0):
                 m, sums, acc, seen_m, seen_total, seen = turn(
-                    partial, stats, left_at, chunk - shares + shift, chunks, mine, m, sums, acc, seen_m, seen_total,
-                    seen, WIDE, True, WINDOW if SPLIT else 0,
+                    partial, stats, left_at, chunk - sharing + shift, chunks, mine, m, sums, acc, seen_m, seen_total,
+                    seen, False, WIDE, True, WINDOW if SPLIT else 0,
                 )  # fmt: skip
             k = fetch(k_at + MAIN_AT, own_at, k_stride, there, MAIN, MAIN_PAD)
             if LATENT:
@@ -314,7 +345,7 @@ def look(
                 v = fetch(v_at, own_at, v_stride, there, WIDE, WIDE_PAD)
             s = bend(score(q, q_tail, k, k_at + TAIL_AT, own_at, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED)
             s = tl.where(there[None, :], s, float("-inf"))
-            follower, _, _ = nth(item + 1, chunk0, far0, shares, PER, EDGE, FAR)
+            follower, _, _ = nth(item + 1, chunk0, far0, sharing, PER, EDGE, FAR)
             own_at, there = own_rows(
                 path, table, lone, lone_lowest, lone_last, lone_base, follower * BLOCK + n, depth, path_stride,
                 PAGE, SMALL,
@@ -325,32 +356,27 @@ def look(
             acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
     elif TREE:
         if ABREAST > 0:
-            nodes_at = tl.min(tl.where(last >= base, base, NOWHERE))
-            c = tl.arange(0, ABREAST * FEW_OWN)
-            whose, lone = row_begin + c // FEW_OWN, first + row_begin + c // FEW_OWN
-            whose_lowest, whose_last = bounds(ends, firsts, lone, whose < count, END, FIRST, WINDOW)
-            whose_base = tl.load(bases + lone, mask=whose < count, other=NOWHERE).to(tl.int32)
             own_ones = tl.full((ABREAST * FEW_OWN, COLUMNS), 1.0, tl.float32).to(q.dtype)
         else:
             row_end = tl.minimum((sub * M + M - 1) // GROUP + 1, count)
         for item in tl.range(tl.maximum(skipped, num_shared), num_items, num_stages=1):
-            block, chunk, inside = nth(item, chunk0, far0, shares, PER, EDGE, FAR)
+            block, chunk, inside = nth(item, chunk0, far0, sharing, PER, EDGE, FAR)
             p_at = block * BLOCK + n
             if (inside == 0) & (item > 0):
                 m, sums, acc, seen_m, seen_total, seen = turn(
-                    partial, stats, left_at, chunk - shares, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
-                    WIDE, SPLIT, WINDOW,
+                    partial, stats, left_at, chunk - sharing, chunks, ok, m, sums, acc, seen_m, seen_total, seen,
+                    single, WIDE, SPLIT, WINDOW,
                 )  # fmt: skip
             if ABREAST > 0:
-                # Cut where a tensor core's sum ends: all sums are those of the block looked at as a whole.
-                edge = tl.maximum(nodes_at // ADDED * ADDED, block * BLOCK)
-                edge = tl.minimum(edge, block * BLOCK + BLOCK - FEW_OWN)
+                edge = own_edge(nodes_at, block, BLOCK, FEW_OWN)
                 line, there = within(p_at, lo, hi), (p_at >= lo) & (p_at < edge)
-                rows = row_of(tl.load(table + line // PAGE), line, PAGE, SMALL)
-                own_at, own_there = own_rows(
-                    path, table, lone, whose_lowest, whose_last, whose_base, edge + c % FEW_OWN, depth, path_stride,
-                    PAGE, SMALL,
-                )  # fmt: skip
+                if item > first_own:  # seldom: nodes on both sides of a block's end
+                    page = tl.load(table + line // PAGE)
+                    own_at, own_there = own_rows(
+                        path, table, lone, lone_lowest, lone_last, lone_base, edge + c % FEW_OWN, depth, path_stride,
+                        PAGE, SMALL,
+                    )  # fmt: skip
+                rows = row_of(page, line, PAGE, SMALL)
                 k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
                 own_k = fetch(k_at + MAIN_AT, own_at, k_stride, own_there, MAIN, MAIN_PAD)
                 if LATENT:
@@ -397,13 +423,18 @@ def look(
                     else:
                         v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
                     acc = tl.dot(tl.where((row == r)[:, None], p, 0.0), v.to(q.dtype), acc, input_precision="ieee")
+    if SPLIT and SINGLE > 0 and OWN == 0:  # noqa: SIM102 (known when it is compiled; the next is not)
+        if single:
+            seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
+            write(out_at, at, ok, seen_total, seen, WIDE)
+            return
     if SPLIT or OWN > 0:
         if SPLIT:
             if skipped < num_items:
-                _, chunk, _ = nth(num_items - 1, chunk0, far0, shares, PER, EDGE, FAR)
+                _, chunk, _ = nth(num_items - 1, chunk0, far0, sharing, PER, EDGE, FAR)
                 leave(partial, stats, left_at, chunk, chunks, mine, m, tl.max(sums, 1), acc, WIDE, WINDOW)
         elif alone:
-            _, chunk, _ = nth(num_items - 1, chunk0, far0, shares, PER, EDGE, FAR)
+            _, chunk, _ = nth(num_items - 1, chunk0, far0, sharing, PER, EDGE, FAR)
             leave(partial, stats, left_at, chunk + shift, chunks, mine, m, tl.max(sums, 1), acc, WIDE, 0)
         else:
             seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)

@@ -17,7 +17,9 @@ from torch import Tensor
 from paceline.kernels.rounds import Keyed
 from paceline.kernels.triton.device import INTERPRETED, PDL, begin, launching
 
-BLOCK = 1024  # logits of a program
+BLOCK, WARPS = 1024, 4  # logits of a program
+# The same where several of a row are wanted: whoever puts their greatest together has fewer to go through.
+BLOCK_OF_SEVERAL, WARPS_OF_SEVERAL = 4096, 16
 FEW = 1024  # keys of a row that one warp looks at
 
 # Rough noise is off by 5e-5 at most, what it is added to by 5e-7 of itself. Of two that is twice as much; ten times it.
@@ -282,15 +284,21 @@ def best(values: Tensor) -> Tensor:
 
 def best_keys(values: Tensor, count: int = 1, sums: Tensor | None = None) -> Tensor:
     """[R, V] → [R, parts · count] keys, the greatest `count` of which name a row's likeliest; sums: see `sums_of`."""
-    values, keys = _prepare(values, count)
-    grid, sizes = (len(keys), keys.shape[1] // count), {"COUNT": count, "BLOCK": BLOCK}
-    _best_kernel[grid](values, keys, sums, values.shape[1], values.stride(0), **sizes, PDL=PDL, **launching(4))
+    block, warps = _cut(count, sums)
+    values, keys = _prepare(values, count, block)
+    grid, sizes = (len(keys), keys.shape[1] // count), {"COUNT": count, "BLOCK": block}
+    _best_kernel[grid](values, keys, sums, values.shape[1], values.stride(0), **sizes, PDL=PDL, **launching(warps))
     return keys
+
+
+def _cut(count: int, sums: Tensor | None) -> tuple[int, int]:
+    """Logits of a program, and its warps."""
+    return (BLOCK, WARPS) if count == 1 and sums is None else (BLOCK_OF_SEVERAL, WARPS_OF_SEVERAL)
 
 
 def sums_of(logits: Tensor) -> Tensor:
     """[R, parts] room for each part's exponentials, added up, as shares of its greatest value's."""
-    shape = len(logits), triton.cdiv(logits.shape[1], BLOCK)
+    shape = len(logits), triton.cdiv(logits.shape[1], BLOCK_OF_SEVERAL)
     return torch.empty(shape, dtype=torch.float32, device=logits.device)
 
 
@@ -303,8 +311,9 @@ def sample_keys(
     logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed, count: int = 1, sums: Tensor | None = None
 ) -> Tensor:
     """[R, V] → [R, parts · count] keys, the greatest of which names a row's sample, the next what would be without."""
-    logits, keys = _prepare(logits, count)
-    _sample(logits, (keys, sums, None), slots, positions, keyed)
+    cut = _cut(count, sums)
+    logits, keys = _prepare(logits, count, cut[0])
+    _sample(logits, (keys, sums, None), slots, positions, keyed, cut)
     return keys
 
 
@@ -312,7 +321,7 @@ def perturb(logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed) -> T
     """[R, V] → [R, V] float32: what `sample` takes the likeliest of."""
     logits, keys = _prepare(logits)
     out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-    _sample(logits, (keys, None, out), slots, positions, keyed)
+    _sample(logits, (keys, None, out), slots, positions, keyed, (BLOCK, WARPS))
     return out
 
 
@@ -322,10 +331,11 @@ def _sample(
     slots: Tensor,
     positions: Tensor,
     keyed: Keyed,
+    cut: tuple[int, int],
 ) -> None:
     """Into keys and sums, or into what they would be found in."""
-    keys = to[0]
-    parts = triton.cdiv(logits.shape[1], BLOCK)
+    keys, (block, warps) = to[0], cut
+    parts = triton.cdiv(logits.shape[1], block)
     columns = (keyed.seeds, keyed.samples, keyed.greedy)
     strides = (keyed.seeds.stride(0), 0 if keyed.temperature is None else keyed.temperature.stride(0))
     assert all(column.stride(0) == strides[0] for column in columns), "the columns of one table"
@@ -335,17 +345,17 @@ def _sample(
         STREAM=keyed.stream,
         NUMBERS=keyed.numbers,
         COUNT=keys.shape[1] // parts,
-        BLOCK=BLOCK,
+        BLOCK=block,
         PDL=PDL,
-        **launching(4),
+        **launching(warps),
     )
 
 
-def _prepare(logits: Tensor, count: int = 1) -> tuple[Tensor, Tensor]:
+def _prepare(logits: Tensor, count: int = 1, block: int = BLOCK) -> tuple[Tensor, Tensor]:
     """Rows whose neighbours lie together, and room for their keys, [R, parts · count]."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    keys = triton.cdiv(logits.shape[1], BLOCK) * count
+    keys = triton.cdiv(logits.shape[1], block) * count
     return logits, torch.empty((len(logits), keys), dtype=torch.int64, device=logits.device)
 
 

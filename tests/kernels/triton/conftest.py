@@ -46,6 +46,7 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module, "EDGE", 32)  # windows of 20 have small chunks alone, those of 41 both
     monkeypatch.setattr(module, "FAR_CHUNK", 48)
     monkeypatch.setattr(module, "AHEAD", 1)
+    monkeypatch.setattr(module, "SINGLE", 0)  # chunks are shared wherever they may be
     return module
 
 

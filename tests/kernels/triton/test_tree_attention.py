@@ -118,8 +118,8 @@ def test_more_programs_than_run_at_once_take_fewer_registers_and_change_no_bit(
 
 
 @pytest.fixture
-def crowded(attention: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module where there are always more programs than run at once, and what each launch of it was given."""
+def abreast(attention: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module with blocks in which rows' own keys stand side by side, and what each launch of it was given."""
     for name, value in (("BLOCKS", (64, 64)), ("CHUNK", 64), ("EDGE", 64), ("FAR_CHUNK", 128)):
         monkeypatch.setattr(attention, name, value)
     given = list[dict[str, Any]]()
@@ -132,7 +132,7 @@ def crowded(attention: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def spread(module: Any, monkeypatch: pytest.MonkeyPatch, look: Any) -> Tensor:
     """The same by programs of one row each."""
     with monkeypatch.context() as patch:
-        patch.setattr(module, "WARPS", 1 << 20)
+        patch.setattr(module, "ROOM_OWN", 0)
         found: Tensor = look()
     assert module.given[-1]["OWN"] and not module.given[-1]["ABREAST"]
     return found
@@ -140,35 +140,40 @@ def spread(module: Any, monkeypatch: pytest.MonkeyPatch, look: Any) -> Tensor:
 
 @pytest.mark.parametrize("heads", [ONE, Heads(3, 1, 16), Heads(12, 2, 16), Heads(20, 1, 24)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_a_crowds_rows_look_at_their_own_keys_abreast_and_no_bit_changes(
-    crowded: Any, device: torch.device, dtype: torch.dtype, heads: Heads, monkeypatch: pytest.MonkeyPatch
+def test_rows_look_at_their_own_keys_abreast_and_no_bit_changes(
+    abreast: Any, device: torch.device, dtype: torch.dtype, heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever in a block the nodes begin, and where they go on in the next one, in the same chunk and another."""
-    monkeypatch.setattr(crowded, "WARPS", 1)
-    for start, splits in ((33, 1), (48, 2), (63, 1), (64, 3), (79, 1), (126, 2), (95, 1)):
-        same = Same(crowded, device, dtype, heads, start)
+    for start, splits, single in (
+        (33, 1, 0),
+        (48, 2, 99),
+        (63, 1, 0),
+        (64, 3, 0),
+        (79, 1, 0),
+        (126, 2, 0),
+        (126, 2, 99),
+    ):
+        monkeypatch.setattr(abreast, "SINGLE", single)
+        same = Same(abreast, device, dtype, heads, start)
         look = {"window": 41, "softcap": 2.0} if start in (64, 126) else {}
         chunk = same.attend(same.chain_q, same.chain, 16, 1, **look)
         tree = same.attend(same.q, same.tree, 16, splits, **look)
-        assert crowded.given[-1]["ABREAST"] and not crowded.given[-1]["OWN"]
-        alone = spread(crowded, monkeypatch, lambda: same.attend(same.q, same.tree, 16, 1, **look))  # noqa: B023
+        assert abreast.given[-1]["ABREAST"] and not abreast.given[-1]["OWN"]
+        alone = spread(abreast, monkeypatch, lambda: same.attend(same.q, same.tree, 16, 1, **look))  # noqa: B023
         assert torch.equal(tree, alone), start
         assert all(torch.equal(tree[1 + node], chunk[3 + depth]) for depth, node in enumerate(same.deepest)), start
         wanted = dense(same.q, same.cache, same.tree, heads, 0.3, **look)
         assert (tree.double() - wanted).abs().max() <= (2e-2 if dtype == torch.bfloat16 else 2e-6)
-    assert not crowded._arrivals(device).any()
+    assert not abreast._arrivals(device).any()
 
 
-def test_deep_trees_and_wide_heads_are_looked_at_by_programs_of_one_row_in_a_crowd_too(
-    crowded: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(crowded, "WARPS", 1)
+def test_deep_trees_and_wide_heads_are_looked_at_by_programs_of_one_row(abreast: Any, device: torch.device) -> None:
     deep, wide = tuple(range(-1, 17)), Heads(1, 1, 128)
-    for parents, heads, abreast in ((deep, ONE, 0), (deep[:-1], ONE, 8), (BRANCHES, wide, 0)):
+    for parents, heads, rows in ((deep, ONE, 0), (deep[:-1], ONE, 8), (BRANCHES, wide, 0)):
         layout = lay([Rows(40, parents=parents), Rows(9, parents=BRANCHES)], device)
         q, cache = fill(layout, heads, torch.bfloat16, exact=False)
-        found = crowded.attend(q, cache, layout, tiles(crowded, layout, 20), crowded.Look(heads, 0.3))
-        assert crowded.given[-1]["ABREAST"] == abreast and bool(crowded.given[-1]["OWN"]) != bool(abreast)
+        found = abreast.attend(q, cache, layout, tiles(abreast, layout, 20), abreast.Look(heads, 0.3))
+        assert abreast.given[-1]["ABREAST"] == rows and bool(abreast.given[-1]["OWN"]) != bool(rows)
         assert (found.double() - dense(q, cache, layout, heads, 0.3)).abs().max() <= 2e-2
 
 
@@ -196,11 +201,15 @@ def test_a_trees_programs_leave_no_more_than_nodes_can_reach(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_neither_tiles_nor_splits_change_a_bit(attention: Any, device: torch.device, dtype: torch.dtype) -> None:
+def test_neither_tiles_nor_splits_change_a_bit(
+    attention: Any, device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor whether few chunks are one program's, though they may be shared."""
     same = Same(attention, device, dtype)
     for q, layout in ((same.q, same.tree), (same.chain_q, same.chain)):
         wanted = same.attend(q, layout, 2, 1)
-        for rows, splits in ((3, 5), (16, 2), (40, 1)):
+        for rows, splits, single in ((3, 5, 0), (16, 2, 0), (40, 1, 0), (16, 2, 16 * 3), (5, 3, 1 << 20)):
+            monkeypatch.setattr(attention, "SINGLE", single)
             assert torch.equal(same.attend(q, layout, rows, splits), wanted)
 
 
@@ -215,13 +224,13 @@ def test_a_cache_of_any_size_is_read_the_same(
 
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("heads", [Heads(3, 1, 16), Heads(17, 1, 16)], ids=str)
-@pytest.mark.parametrize("crowd", [False, True])
+@pytest.mark.parametrize("side_by_side", [False, True])
 def test_nodes_that_a_sequence_did_not_get_keep_no_program_waiting(
-    attention: Any, device: torch.device, heads: Heads, splits: int, crowd: bool, monkeypatch: pytest.MonkeyPatch
+    attention: Any, device: torch.device, heads: Heads, splits: int, side_by_side: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every place that is merged was written, and every tile's programs are counted to the end."""
-    if crowd:
-        for name, value in (("BLOCKS", (32, 32)), ("CHUNK", 32), ("FAR_CHUNK", 64), ("WARPS", 1)):
+    if side_by_side:
+        for name, value in (("BLOCKS", (32, 32)), ("CHUNK", 32), ("FAR_CHUNK", 64)):
             monkeypatch.setattr(attention, name, value)
     watch(
         monkeypatch, attention, lambda given: [given[name].fill_(torch.nan) for name in ("partial", "stats", "out_at")]
