@@ -99,7 +99,7 @@ class MeasuredBudget:
     def _load(self, sequences: int) -> Load:
         size = up(sequences, FEW) or sequences | 255
         if size not in self._loads:
-            self._loads[size] = Load(size)
+            self._loads[size] = Load(size, ahead=self.ahead)
         return self._loads[size]
 
     def _seconds(self, load: Load) -> dict[int, float]:
@@ -135,6 +135,7 @@ class Load:
 
     size: int
     told: dict[int, float] = field(default_factory=dict)
+    ahead: int = -1  # rounds of at most so many nodes overlap with the host's work
     spent: dict[int, list[float]] = field(default_factory=dict)  # by each of the last rounds
     measured: dict[int, float] = field(default_factory=dict)  # what follows from those, until there are more
     latest: int = 0  # of the round that was read last
@@ -151,14 +152,17 @@ class Load:
         self.latest = nodes
 
     def known(self) -> dict[int, float]:
-        """Seconds: measured; else as told, and as much more, or less in proportion, as the latest took."""
+        """Seconds: measured; else as told, and as much more, or less in proportion, as the latest took that overlapped
+        with the host's work as little or as much."""
         told, measured = self.told, self.measured
         for nodes in self.spent.keys() - measured.keys():
             if len(self.spent[nodes]) >= KNOWN:
                 measured[nodes] = usual(self.spent[nodes])
         if self.latest in measured and self.latest in told:
             least, now = told[self.latest], measured[self.latest]
-            told = {nodes: seconds * min(1.0, now / least) + max(0.0, now - least) for nodes, seconds in told.items()}
+            alike = {nodes: told[nodes] for nodes in told if (nodes <= self.ahead) == (self.latest <= self.ahead)}
+            share, more = min(1.0, now / least), max(0.0, now - least)
+            told = {**told, **{nodes: seconds * share + more for nodes, seconds in alike.items()}}
         return {**told, **measured}
 
     def decide(self, rates: Mapping[int, float]) -> None:

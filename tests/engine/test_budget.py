@@ -164,6 +164,19 @@ def test_what_was_told_is_corrected_by_what_the_latest_round_took() -> None:
         assert load.known() == pytest.approx({3: took, 5: wanted}), "more by so much, less in proportion"
 
 
+def test_what_a_drafter_on_the_host_takes_says_nothing_of_rounds_without_it() -> None:
+    """As they were timed on the device all seem to take the same; those with drafts wait for the host."""
+    load = Load(8, {0: 1.0, 3: 1.1, 7: 1.2}, ahead=0)
+    for _ in range(2):
+        load.spend(7, 3.2)
+    assert load.known() == pytest.approx({0: 1.0, 3: 3.1, 7: 3.2})
+    budget = MeasuredBudget(16, ahead=0)
+    budget.tell({(8, nodes): 1e-3 * (1 + nodes / 100) for nodes in budget.arms})
+    costs = {(8, nodes): 1e-3 * (2.5 if nodes else 1.05) for nodes in budget.arms}
+    rate, chosen = Life(budget, 8, costs).live(130, POOR)
+    assert rate > 0.9 * 8 / 1.05e-3 and chosen[0] > 110, chosen
+
+
 def test_rounds_that_say_nothing_of_drafting_are_not_counted() -> None:
     """Prompt chunks cost what they cost; a first round in which something is made is one of many."""
     budget, history = measured(), EngineStats()

@@ -156,12 +156,15 @@ def _launch(
     m, block, options = _config(tiles, shape, seen["TREE"], q.element_size())
     pairs = tiles.rows * shape["GROUP"]
     own = abreast = 0
+    subs = -(-pairs // m)
     if seen["TREE"] and not tiles.long:
-        abreast = _abreast(m, min(FEW_OWN, block), seen["depth"], shape, q.element_size())
+        abreast = _abreast(tiles, m, min(FEW_OWN, block), seen["depth"], shape, q.element_size())
         own = 0 if abreast else max(1, m // shape["GROUP"])  # rows of a program, or one that several have a part of
-        subs = -(-tiles.rows // max(own, 1)) * -(-shape["GROUP"] // m)
-    if not own or len(tiles.first) * subs * kv_heads > MOST_SHARED:
-        own, subs = 0, -(-pairs // m)
+        parts = -(-shape["GROUP"] // m)
+        if own and len(tiles.first) * -(-tiles.rows // own) * parts * kv_heads > MOST_SHARED:
+            own = 0
+        if own or abreast:
+            subs = -(-tiles.rows // (own or abreast)) * parts
     window = seen["WINDOW"]
     far = CHUNK if 0 < window <= EDGE else FAR_CHUNK  # a window sees few chunks: all are small
     chunks = chunks_of(tiles.reach, far)
@@ -176,7 +179,8 @@ def _launch(
     if own and warps > WARPS and options["num_warps"] == NARROW["num_warps"]:
         options |= CROWDED
     gathered = splits > 1 or own > 0
-    few = min(m, 1 << (pairs - 1).bit_length()) if gathered else m  # one kernel for all where nothing is gathered
+    own_pairs = min(pairs, (own or abreast) * shape["GROUP"] or pairs)
+    few = min(m, 1 << (own_pairs - 1).bit_length()) if gathered else m  # one kernel for all where nothing is gathered
     # Programs leave a place for each row of each tile; for each row, if those are fewer.
     room = len(tiles.first) * tiles.rows
     partial = stats = arrivals = out  # where nothing is left for another program
@@ -260,14 +264,20 @@ def _shape(look: Look, latent: bool) -> dict[str, Any]:
     }
 
 
-def _abreast(m: int, positions: int, depth: int, shape: dict[str, Any], size: int) -> int:
-    """At most how many rows a program has, a power of two, if all of their own keys can stand side by side; else 0."""
-    group = shape["GROUP"]
-    rows = max(1, m // group) if m % group == 0 or group % m == 0 else (m - 2) // group + 2
-    rows = 1 << (rows - 1).bit_length()
+def _abreast(tiles: Tiles, m: int, positions: int, depth: int, shape: dict[str, Any], size: int) -> int:
+    """How many rows a program has whose own keys stand side by side: as few as leave no program waiting for its turn.
+    0: their keys cannot stand so."""
+    group, kv_heads = shape["GROUP"], shape["HEADS"] // shape["GROUP"]
     keys = shape["MAIN_PAD"] + (shape["TAIL_PAD"] if shape["TAIL"] else 0)
-    room = rows * positions * (keys + (0 if shape["LATENT"] else shape["WIDE_PAD"])) * size
-    return rows if depth + looking.ADDED.value - 1 <= positions and room <= ROOM_OWN else 0
+    room = positions * (keys + (0 if shape["LATENT"] else shape["WIDE_PAD"])) * size  # of one row
+    fitting = [rows for rows in (1, 2, 4, 8, 16) if rows <= max(1, m // group) and rows * room <= ROOM_OWN]
+    if depth + looking.ADDED.value - 1 > positions or not fitting:
+        return 0
+
+    def programs(rows: int) -> int:
+        return len(tiles.first) * -(-tiles.rows // rows) * -(-group // m) * kv_heads
+
+    return next((rows for rows in fitting if programs(rows) * NARROW["num_warps"] <= WARPS), fitting[-1])
 
 
 def _leaves_room(tiles: Tiles, shape: dict[str, Any]) -> bool:

@@ -165,7 +165,7 @@ def look(
     M: tl.constexpr, FEW: tl.constexpr, AHEAD: tl.constexpr,
     END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREE: tl.constexpr,
     OWN: tl.constexpr,  # rows of a program whose chunks with keys of their own have programs of their own; 0: none
-    ABREAST: tl.constexpr,  # no program has more rows, and their own keys stand side by side; 0: in turn
+    ABREAST: tl.constexpr,  # rows of a program, a power of two, whose own keys stand side by side; 0: in turn
     FEW_OWN: tl.constexpr,  # positions in a block at which a row may have keys of its own, then
     SPLIT: tl.constexpr,  # chunks are left for another program, unless they are few; else merged here
     SINGLE: tl.constexpr,  # so many chunks are few: one program has them sooner than several; 0: it does not
@@ -198,6 +198,9 @@ def look(
         lone_row = row_begin + tl.where(alone, lone_row % OWN, 0)
         idle = lone_row >= count
         split = tl.where(alone, 0, split)
+    elif ABREAST > 0:
+        row_begin = sub // ((GROUP + M - 1) // M) * ABREAST
+        idle = row_begin >= count
     else:
         row_begin = sub * M // GROUP
         idle = sub * M >= count * GROUP
@@ -206,7 +209,8 @@ def look(
         if OLD:
             wait_for_all(first_of_all, PDL)
         return
-    row, part, ok = members(sub, tl.arange(0, M), count, GROUP, M, OWN)
+    ROWS: tl.constexpr = OWN + ABREAST  # whole ones that a program has; one of them is 0
+    row, part, ok = members(sub, tl.arange(0, M), count, GROUP, M, ROWS)
     t = first + row
     of = head * GROUP + part  # the query head
     at = t * HEADS + of
@@ -446,7 +450,7 @@ def look(
             expected += own_busy * tl.minimum(count - row_begin, OWN).to(tl.int32)
         if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == expected - 1:
             tl.store(arrival, 0)
-            few_row, few_part, few = members(sub, tl.arange(0, FEW), count, GROUP, M, OWN)  # no more are there
+            few_row, few_part, few = members(sub, tl.arange(0, FEW), count, GROUP, M, ROWS)  # no more are there
             few_of = head * GROUP + few_part
             begin_at, end_at = lowest_chunk, end_chunk
             if not SPLIT:

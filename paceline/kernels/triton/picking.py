@@ -25,7 +25,7 @@ FEW = 1024  # keys of a row that one warp looks at
 # Rough noise is off by 5e-5 at most, what it is added to by 5e-7 of itself. Of two that is twice as much; ten times it.
 _ROOM, _SHARE = tl.constexpr(1e-3), tl.constexpr(1e-5)
 _APPROXIMATE = tl.constexpr(not INTERPRETED)
-_GROUPS = tl.constexpr(16)  # of a block: the least of their greatest is below as many of its greatest
+CANDIDATES = 8  # times as many as are wanted: nearly always so few may be among them
 _ONE = tl.constexpr(1 << 20)  # counts beside a sum of places
 
 NAN_KEY = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # a key above all others: a row with a NaN has no pick
@@ -133,10 +133,14 @@ def finite(greatest):
 
 
 @triton.jit
-def _leave(to, sums, values, ids, COUNT: tl.constexpr):
-    """The greatest keys, in order; and the exponentials of all, added up, as shares of the greatest's."""
-    if sums is not None:
-        tl.store(sums, tl.sum(tl.exp(values - finite(tl.max(values, 0))), 0))
+def _sum_up(sum_at, values):
+    """The exponentials of all, added up, as shares of the greatest's."""
+    tl.store(sum_at, tl.sum(tl.exp(values - finite(tl.max(values, 0))), 0))
+
+
+@triton.jit
+def _leave(to, values, ids, COUNT: tl.constexpr):
+    """The greatest keys, in order."""
     keys = keys_of(values, ids)
     for place in tl.static_range(COUNT):
         best = tl.max(keys, 0)
@@ -144,14 +148,62 @@ def _leave(to, sums, values, ids, COUNT: tl.constexpr):
         keys = tl.where(keys == best, NO_KEY, keys)
 
 
+@triton.jit
+def _candidates(values, GROUPS: tl.constexpr):
+    """Which of values, known roughly, may be among the GROUPS greatest: as many groups have one each that is no less
+    than the least of the groups' greatest. Neighbours are of different groups, so that none is empty behind a
+    vocabulary's end."""
+    groups = tl.reshape(values, (values.shape[0] // GROUPS, GROUPS))
+    return _may_win(values, tl.min(tl.max(groups, 0), 0))
+
+
+@triton.jit
+def _put_together(wanted, room, to, COUNT: tl.constexpr, ROOM: tl.constexpr):
+    """Where the wanted stand, no more than ROOM of them, side by side, and -1; there is nothing at `to` yet."""
+    place = tl.arange(0, wanted.shape[0])
+    tl.store(room + tl.cumsum(wanted.to(tl.int32), 0) - 1, place.to(tl.int64), wanted)
+    seat = tl.arange(0, ROOM)
+    tl.store(to + seat, tl.full([ROOM], NO_KEY, tl.int64), seat < COUNT)
+    tl.debug_barrier()
+    return tl.load(room + seat, seat < tl.sum(wanted.to(tl.int32), 0), -1).to(tl.int32)
+
+
+@triton.jit
+def _leave_few(to, keys, room, COUNT: tl.constexpr, ROOM: tl.constexpr):
+    """The greatest, each where as many are greater. They are put down first, and compared as they are read: else a
+    compiler has them made again by all threads that compare them."""
+    seat = tl.arange(0, ROOM)
+    tl.store(room + ROOM + seat, keys)
+    tl.debug_barrier()
+    mine, others = tl.load(room + ROOM + seat), tl.load(room + ROOM + seat[:, None])
+    rank = tl.sum((others > mine[None, :]).to(tl.int32), 0)
+    tl.store(to + rank, mine, (rank < COUNT) & (mine > NO_KEY))
+
+
 @triton.jit(do_not_specialize=["vocabulary", "stride"])
-def _best_kernel(logits, keys, sums, vocabulary, stride, COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _best_kernel(
+    logits, keys, sums, room, vocabulary, stride, COUNT: tl.constexpr, GROUPS: tl.constexpr, ROOM: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     begin(PDL, True)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    ids = part * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(logits + row * stride + ids, ids < vocabulary, -float("inf")).to(tl.float32)
+    ids, logits = part * BLOCK + tl.arange(0, BLOCK), logits + row * stride
+    values = tl.load(logits + ids, ids < vocabulary, -float("inf")).to(tl.float32)
     at = row * tl.num_programs(1) + part
-    _leave(keys + at * COUNT, None if sums is None else sums + at, values, ids, COUNT)
+    if sums is not None:
+        _sum_up(sums + at, values)
+    if COUNT == 1:
+        _leave(keys + at, values, ids, COUNT)
+    else:
+        wanted = _candidates(values, GROUPS)
+        if tl.sum(wanted.to(tl.int32), 0) <= ROOM:
+            found = _put_together(wanted, room + at * 2 * ROOM, keys + at * COUNT, COUNT, ROOM)
+            only = part * BLOCK + tl.maximum(found, 0)
+            value = tl.load(logits + only, found >= 0, -float("inf")).to(tl.float32)
+            few = tl.where(found >= 0, keys_of(value, only), NO_KEY)
+            _leave_few(keys + at * COUNT, few, room + at * 2 * ROOM, COUNT, ROOM)
+        else:
+            _leave(keys + at * COUNT, values, ids, COUNT)
 
 
 _LOOSE = ["slots", "positions", "seeds", "samples", "greedy", "temperature", "extra", "rows"]  # parts of tables
@@ -165,6 +217,7 @@ def _sample_kernel(
     logits,
     keys,
     sums,
+    room,
     out,
     slots,
     positions,
@@ -185,6 +238,8 @@ def _sample_kernel(
     STREAM: tl.constexpr,
     NUMBERS: tl.constexpr,
     COUNT: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -240,13 +295,28 @@ def _sample_kernel(
                 best = tl.max(keys_of(tl.where(wanted, exact, -float("inf")), ids), 0)
         tl.store(keys + to, best)
     else:
-        values = tl.div_rn(values, heat)
+        values *= 1.0 / heat
         if not greedily:
-            rough = values + _rough_gumbel(bits)
-            least = tl.min(tl.max(tl.reshape(rough, (_GROUPS, BLOCK // _GROUPS), can_reorder=True), 1), 0)
-            wanted = _may_win(rough, least)
-            values = tl.where(wanted, values + _gumbel(bits, wanted, inverse, logarithm), rough)
-        _leave(keys + to * COUNT, None if sums is None else sums + to, values, ids, COUNT)
+            values += _rough_gumbel(bits)
+        if sums is not None:
+            _sum_up(sums + to, values)
+        wanted = _candidates(values, GROUPS)
+        if tl.sum(wanted.to(tl.int32), 0) <= ROOM:
+            found = _put_together(wanted, room + to * 2 * ROOM, keys + to * COUNT, COUNT, ROOM)
+            only, there = part * BLOCK + tl.maximum(found, 0), found >= 0
+            name = only
+            if names is not None:
+                name = tl.load(names + only, there, 0).to(tl.int32)
+            value = tl.div_rn(tl.load(logits + only, there, -float("inf")).to(tl.float32), heat)
+            if not greedily:
+                value += _gumbel(_bits(words, name), there, inverse, logarithm)
+            few = tl.where(there, keys_of(value, only if NUMBERS else name), NO_KEY)
+            _leave_few(keys + to * COUNT, few, room + to * 2 * ROOM, COUNT, ROOM)
+        else:
+            values = tl.div_rn(tl.load(logits + place, wanted, -float("inf")).to(tl.float32), heat)
+            if not greedily:
+                values += tl.where(wanted, _gumbel(bits, wanted, inverse, logarithm), 0.0)
+            _leave(keys + to * COUNT, values, ids, COUNT)
 
 
 @triton.jit
@@ -286,9 +356,19 @@ def best_keys(values: Tensor, count: int = 1, sums: Tensor | None = None) -> Ten
     """[R, V] → [R, parts · count] keys, the greatest `count` of which name a row's likeliest; sums: see `sums_of`."""
     block, warps = _cut(count, sums)
     values, keys = _prepare(values, count, block)
-    grid, sizes = (len(keys), keys.shape[1] // count), {"COUNT": count, "BLOCK": block}
-    _best_kernel[grid](values, keys, sums, values.shape[1], values.stride(0), **sizes, PDL=PDL, **launching(warps))
+    room, sizes = _room(keys, count, sums)
+    given = (values, keys, sums, room, values.shape[1], values.stride(0))
+    _best_kernel[len(keys), keys.shape[1] // count](*given, **sizes, BLOCK=block, PDL=PDL, **launching(warps))
     return keys
+
+
+def _room(keys: Tensor, count: int, sums: Tensor | None) -> tuple[Tensor | None, dict[str, int]]:
+    """For candidates of a row's parts and their keys, where several are wanted; and what kernels are told of that."""
+    groups = triton.next_power_of_2(count)
+    sizes = {"COUNT": count, "GROUPS": groups, "ROOM": CANDIDATES * groups}
+    if count == 1 and sums is None:
+        return None, sizes
+    return torch.empty((keys.numel() // count, 2 * sizes["ROOM"]), dtype=torch.int64, device=keys.device), sizes
 
 
 def _cut(count: int, sums: Tensor | None) -> tuple[int, int]:
@@ -334,17 +414,31 @@ def _sample(
     cut: tuple[int, int],
 ) -> None:
     """Into keys and sums, or into what they would be found in."""
-    keys, (block, warps) = to[0], cut
+    (keys, sums, out), (block, warps) = to, cut
     parts = triton.cdiv(logits.shape[1], block)
+    room, sizes = _room(keys, keys.shape[1] // parts, sums)
     columns = (keyed.seeds, keyed.samples, keyed.greedy)
     strides = (keyed.seeds.stride(0), 0 if keyed.temperature is None else keyed.temperature.stride(0))
     assert all(column.stride(0) == strides[0] for column in columns), "the columns of one table"
     _sample_kernel[(len(keys), parts)](
-        *(logits, *to, slots, positions, *columns, keyed.temperature, keyed.extra, keyed.ids, keyed.rows),
+        *(
+            logits,
+            keys,
+            sums,
+            room,
+            out,
+            slots,
+            positions,
+            *columns,
+            keyed.temperature,
+            keyed.extra,
+            keyed.ids,
+            keyed.rows,
+        ),
         *(*keyed.tables, logits.shape[1], logits.stride(0), *strides, keyed.ahead),
         STREAM=keyed.stream,
         NUMBERS=keyed.numbers,
-        COUNT=keys.shape[1] // parts,
+        **sizes,
         BLOCK=block,
         PDL=PDL,
         **launching(warps),

@@ -60,19 +60,19 @@ def bounds(
 
 
 @triton.jit
-def members(sub, lane, count, GROUP: tl.constexpr, M: tl.constexpr, OWN: tl.constexpr):
+def members(sub, lane, count, GROUP: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr):
     """Which rows of a tile, and which heads of the group, a program's pairs are, and whether they are there.
 
-    OWN: it has so many whole rows, or a part of one; 0: rows go on in the next program.
+    ROWS: it has so many whole rows, or a part of one; 0: rows go on in the next program.
     """
-    if OWN == 0:
+    if ROWS == 0:
         pair = sub * M + lane
         row, part = pair // GROUP, pair % GROUP
         ok = row < count
     else:
         PARTS: tl.constexpr = (GROUP + M - 1) // M
-        row, part = sub // PARTS * OWN + lane // GROUP, sub % PARTS * M + lane % GROUP
-        ok = (row < count) & (part < GROUP) & (lane // GROUP < OWN)
+        row, part = sub // PARTS * ROWS + lane // GROUP, sub % PARTS * M + lane % GROUP
+        ok = (row < count) & (part < GROUP) & (lane // GROUP < ROWS)
     return row, part, ok
 
 

@@ -123,6 +123,7 @@ def test_a_tree_whose_nodes_have_very_many_children_is_drawn_level_by_level(monk
         asked.append(form.children)
         raise RuntimeError("at once")
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # the reference kernels are a CPU's
     monkeypatch.setattr(ReferenceOps, "trees", True)
     monkeypatch.setattr(ReferenceOps, "tree", draw)
     found = proposed(Eagle(tiny_eagle("third"), 20, tree="dynamic", top_k=17, depth=1), "seeded")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -190,6 +192,33 @@ def test_keys_that_nobody_left_name_nothing(device: torch.device) -> None:
 
     keys = torch.zeros(2, 3, dtype=torch.int64, device=device)
     assert picking.decide(keys).tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_several_are_found_among_few_candidates_and_among_many(
+    few: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.kernels.triton import picking
+
+    put_together, leave, met = picking._put_together, picking._leave, list[str]()
+
+    def watch(name: str, function: Any) -> None:
+        if device.type == "cpu":  # no compiler asks for the function itself
+            monkeypatch.setattr(picking, name, lambda *given: (met.append(name), function(*given))[1])
+
+    watch("_put_together", put_together)
+    watch("_leave", leave)
+    if not few:
+        monkeypatch.setattr(picking, "CANDIDATES", 1)
+    logits, where, how = made(9000, 9.0).to(device), (PLACES.to(device), POSITIONS.to(device)), keyed(device, 0, None)
+    for count in (2, 5, 8):
+        keys = picking.sample_keys(logits, *where, how, count)
+        truly = picking.perturb(logits, *where, how).topk(count)
+        found = keys.topk(count).values
+        assert (2**31 - 1 - (found & 0xFFFFFFFF)).equal(truly.indices)
+        best = picking.best_keys(logits, count).topk(count).values
+        assert (2**31 - 1 - (best & 0xFFFFFFFF)).equal(logits.topk(count).indices)
+    assert device.type != "cpu" or met.count("_put_together" if few else "_leave") > len(met) // 2
 
 
 def test_keys_name_as_many_as_are_asked_for_the_best_first(device: torch.device) -> None:

@@ -138,27 +138,29 @@ def spread(module: Any, monkeypatch: pytest.MonkeyPatch, look: Any) -> Tensor:
     return found
 
 
+# Where nodes begin, splits, chunks that are few, and whether programs have as many rows as they can.
+PLACES = (
+    (33, 1, 0, True), (48, 2, 99, False), (63, 1, 0, False), (64, 3, 0, True), (79, 1, 0, True), (126, 2, 0, False),
+    (126, 2, 99, True),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("heads", [ONE, Heads(3, 1, 16), Heads(12, 2, 16), Heads(20, 1, 24)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_rows_look_at_their_own_keys_abreast_and_no_bit_changes(
     abreast: Any, device: torch.device, dtype: torch.dtype, heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever in a block the nodes begin, and where they go on in the next one, in the same chunk and another."""
-    for start, splits, single in (
-        (33, 1, 0),
-        (48, 2, 99),
-        (63, 1, 0),
-        (64, 3, 0),
-        (79, 1, 0),
-        (126, 2, 0),
-        (126, 2, 99),
-    ):
+    usual = abreast.WARPS
+    for start, splits, single, crowd in PLACES:
         monkeypatch.setattr(abreast, "SINGLE", single)
+        monkeypatch.setattr(abreast, "WARPS", 1 if crowd else usual)
         same = Same(abreast, device, dtype, heads, start)
         look = {"window": 41, "softcap": 2.0} if start in (64, 126) else {}
         chunk = same.attend(same.chain_q, same.chain, 16, 1, **look)
         tree = same.attend(same.q, same.tree, 16, splits, **look)
-        assert abreast.given[-1]["ABREAST"] and not abreast.given[-1]["OWN"]
+        most = max(1, 16 // (heads.num_heads // heads.num_kv_heads))
+        assert abreast.given[-1]["ABREAST"] == (1 << (most.bit_length() - 1) if crowd else 1)
         alone = spread(abreast, monkeypatch, lambda: same.attend(same.q, same.tree, 16, 1, **look))  # noqa: B023
         assert torch.equal(tree, alone), start
         assert all(torch.equal(tree[1 + node], chunk[3 + depth]) for depth, node in enumerate(same.deepest)), start
@@ -167,9 +169,9 @@ def test_rows_look_at_their_own_keys_abreast_and_no_bit_changes(
     assert not abreast._arrivals(device).any()
 
 
-def test_deep_trees_and_wide_heads_are_looked_at_by_programs_of_one_row(abreast: Any, device: torch.device) -> None:
+def test_keys_of_deep_trees_do_not_stand_side_by_side(abreast: Any, device: torch.device) -> None:
     deep, wide = tuple(range(-1, 17)), Heads(1, 1, 128)
-    for parents, heads, rows in ((deep, ONE, 0), (deep[:-1], ONE, 8), (BRANCHES, wide, 0)):
+    for parents, heads, rows in ((deep, ONE, 0), (deep[:-1], ONE, 1), (BRANCHES, wide, 1)):
         layout = lay([Rows(40, parents=parents), Rows(9, parents=BRANCHES)], device)
         q, cache = fill(layout, heads, torch.bfloat16, exact=False)
         found = abreast.attend(q, cache, layout, tiles(abreast, layout, 20), abreast.Look(heads, 0.3))
