@@ -28,6 +28,7 @@ APART = 7 / 8  # of the most nodes; what is nearer is not another choice
 CLEARLY = 1.03  # so much better must another be
 HOPE = 0.8  # what brings less of the best's is not looked at again, if there are others; 0 always is
 REST, LONGEST_REST = 64, 256  # rounds between two looks at others; twice as many each time
+LOOKS = 0.01  # of what the best brings may be lost by them
 
 
 class Budget(Protocol):
@@ -138,7 +139,7 @@ class Load:
     ahead: int = -1  # rounds of at most so many nodes overlap with the host's work
     spent: dict[int, list[float]] = field(default_factory=dict)  # by each of the last rounds
     measured: dict[int, float] = field(default_factory=dict)  # what follows from those, until there are more
-    latest: int = 0  # of the round that was read last
+    latest: dict[bool, int] = field(default_factory=dict)  # of the last round that did overlap, and that did not
     best: int = -1
     arm: int = 0  # the best, or one that is looked at
     left: int = 0  # rounds until the next decision
@@ -149,20 +150,20 @@ class Load:
     def spend(self, nodes: int, seconds: float) -> None:
         self.spent[nodes] = [*self.spent.get(nodes, ())[1 - RECENT :], seconds]
         self.measured.pop(nodes, None)
-        self.latest = nodes
+        self.latest[nodes <= self.ahead] = nodes
 
     def known(self) -> dict[int, float]:
         """Seconds: measured; else as told, and as much more, or less in proportion, as the latest took that overlapped
-        with the host's work as little or as much."""
-        told, measured = self.told, self.measured
+        as well with the host's work, or did not either."""
+        told, measured = dict(self.told), self.measured
         for nodes in self.spent.keys() - measured.keys():
             if len(self.spent[nodes]) >= KNOWN:
                 measured[nodes] = usual(self.spent[nodes])
-        if self.latest in measured and self.latest in told:
-            least, now = told[self.latest], measured[self.latest]
-            alike = {nodes: told[nodes] for nodes in told if (nodes <= self.ahead) == (self.latest <= self.ahead)}
-            share, more = min(1.0, now / least), max(0.0, now - least)
-            told = {**told, **{nodes: seconds * share + more for nodes, seconds in alike.items()}}
+        for overlapped, latest in self.latest.items():
+            if latest in measured and latest in self.told:
+                least, now = self.told[latest], measured[latest]
+                for nodes in (nodes for nodes in told if (nodes <= self.ahead) == overlapped):
+                    told[nodes] = told[nodes] * min(1.0, now / least) + max(0.0, now - least)
         return {**told, **measured}
 
     def decide(self, rates: Mapping[int, float]) -> None:
@@ -174,8 +175,10 @@ class Load:
         if self.rested >= self.rest and len(rates) > 1:
             others = sorted(rates.keys() - {self.best}, key=lambda nodes: -rates[nodes])
             hopeful = [nodes for nodes in others if rates[nodes] > HOPE * rates[self.best]] or others[:1]
-            self.arm = 0 if self.best and self.looks % 2 == 0 else hopeful[self.looks // 2 % len(hopeful)]
-            self.looks, self.rest, self.rested = self.looks + 1, min(2 * self.rest, LONGEST_REST), 0
+            arm = 0 if self.best and self.looks % 2 == 0 else hopeful[self.looks // 2 % len(hopeful)]
+            if LOOKS * self.rested >= TRIAL * (1 - rates[arm] / rates[self.best]):
+                self.arm, self.looks = arm, self.looks + 1
+                self.rest, self.rested = min(2 * self.rest, LONGEST_REST), 0
         spent = self.spent.get(self.arm, [])
         if self.arm != before:
             self.spent[self.arm] = spent[-KNOWN:]  # times may have changed

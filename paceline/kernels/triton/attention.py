@@ -274,10 +274,9 @@ def _abreast(tiles: Tiles, m: int, positions: int, depth: int, shape: dict[str, 
     if depth + looking.ADDED.value - 1 > positions or not fitting:
         return 0
 
-    def programs(rows: int) -> int:
-        return len(tiles.first) * -(-tiles.rows // rows) * -(-group // m) * kv_heads
-
-    return next((rows for rows in fitting if programs(rows) * NARROW["num_warps"] <= WARPS), fitting[-1])
+    each = len(tiles.first) * -(-group // m) * kv_heads * NARROW["num_warps"]
+    most = fitting[-1]
+    return next((rows for rows in fitting if -(-tiles.rows // rows) * each <= WARPS), most)
 
 
 def _leaves_room(tiles: Tiles, shape: dict[str, Any]) -> bool:
