@@ -3,11 +3,16 @@
 A launch whose kernel is missing has it compiled elsewhere and does nothing. What it would have written is zero, so that
 whoever goes on with that finds indices that exist. Nobody may have a slot meanwhile: what such a round leaves in tables
 of slots is nonsense.
+
+Threads that compile parse one at a time. Up to Python 3.11.7 (and 3.12.1) all of them count how deep a tree is in one
+place, and one that is interrupted meanwhile may fail: «AST constructor recursion depth mismatch».
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,11 +21,26 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from triton.runtime._async_compile import AsyncCompileMode
+from triton.runtime.jit import JITCallable
 
 THREADS = 12  # that compile
 _EMPTY = (torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, Tensor.new_empty_strided)
 
 log = logging.getLogger("paceline")
+
+
+def one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
+    lock = threading.RLock()
+
+    @functools.wraps(function)
+    def called(*args: Any) -> Any:
+        with lock:
+            return function(*args)
+
+    return called
+
+
+JITCallable.parse = one_at_a_time(JITCallable.parse)
 
 
 class Zeroed(TorchFunctionMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -59,3 +60,32 @@ def test_what_fails_when_it_is_gone_through_keeps_nobody_from_starting(monkeypat
     monkeypatch.setattr(compiling, "THREADS", 2)
     compiling.compile_for([fails, lambda: seen.append(torch.empty(1000)), lambda: seen.append(seen[0].new_empty(1000))])
     assert [one.count_nonzero().item() for one in seen] == [0, 0]
+
+
+def test_a_thread_that_is_interrupted_while_it_parses_is_not_disturbed_by_another() -> None:
+    """Up to Python 3.11.7 both count how deep they are in one place."""
+    from triton.runtime.jit import JITFunction
+
+    from paceline.kernels.triton import compiling, looking
+
+    assert compiling.THREADS > 1
+    kernel = JITFunction(looking.look.fn)
+    other = threading.Thread(target=kernel.parse)
+
+    def interrupt(phase: str, found: object) -> None:
+        gc.callbacks.remove(interrupt)
+        other.start()
+        other.join(0.2)
+
+    usual, enabled = gc.get_threshold(), gc.isenabled()
+    gc.collect(0)
+    gc.callbacks.append(interrupt)
+    try:
+        gc.set_threshold(500)  # objects: a tree has more
+        gc.enable()
+        assert kernel.parse().body
+    finally:
+        (gc.enable if enabled else gc.disable)()
+        gc.set_threshold(*usual)
+    other.join()
+    assert interrupt not in gc.callbacks
