@@ -10,8 +10,9 @@
     exact         are the tokens plain decoding's: drafters, batches, prefix hits, preemptions, greedy and seeded
     head          a learned drafter on real weights against plain, by batch
     lookup        n-gram and suffix against plain, by kind of prompt and batch
+    fast          what exact kernels cost, against kernels that need not be
     long          a step after 32k tokens, against the time to read its cache
-    serving       requests that arrive at random: first token, between tokens, throughput
+    serving       requests that arrive at random: first token, between tokens, throughput; with --peer-python vLLM's too
     transformers  plain, prompt lookup and assisted generation of transformers in the same run
     vllm          steps, first tokens and the head beside vLLM's, which runs by another Python (--peer-python)
 
@@ -53,7 +54,8 @@ from gpu_common import (
 from gpu_drafters import Fixed
 from gpu_exact import exact
 from gpu_peer import vllm
-from gpu_speed import head, long, lookup, serving, transformers
+from gpu_serving import serving
+from gpu_speed import fast, head, long, lookup, transformers
 
 from paceline import LLM, Eagle
 from paceline.bench import machine, results
@@ -205,6 +207,7 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "exact": exact,
     "head": head,
     "lookup": lookup,
+    "fast": fast,
     "long": long,
     "serving": serving,
     "transformers": transformers,
@@ -213,7 +216,7 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
 # Options that parts cannot do without; a tiny model is asked no questions.
 NEEDED = {"exact": ("data",), "head": ("data", "head"), "lookup": ("data",), "transformers": ("data",)}
 NEEDED["vllm"] = ("peer_python",)
-ALONE = ("steps", "verify", "profile", "long", "serving")  # those that need no files
+ALONE = ("steps", "verify", "profile", "fast", "long", "serving")  # those that need no files
 
 
 def sizes(word: str) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ REACH = {
     "llama-8b": dict(zip(BATCHES, (4.4, 4.6, 5.1, 6.6, 13.8))),
     "smollm2": dict(zip(BATCHES, (0.7, 0.8, 1.0, 1.8, 3.8))),
 }
+FASTEST: dict[str, Any] = {"exact_kernels": False}  # an engine whose rows need not have the same bits in any company
 REACH_ROUNDS = {"8 rows, all accepted": 1.05, "8 rows, none accepted": 1.05, "EAGLE-shaped, 5 drafts": 1.25}  # of plain
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "hidden_act": "silu"}
@@ -163,18 +164,30 @@ def rounds_of(outputs: Iterable[RequestOutput]) -> int:
 
 def per_round(llm: LLM, prompts: list[list[int]], turns: int, quick: bool = False, **sampling: Any) -> dict[str, Any]:
     """Milliseconds a round: the least time for LONG new tokens less that for SHORT, over the rounds between."""
+    return per_rounds([llm], prompts, turns, quick, **sampling)[0]
+
+
+def per_rounds(
+    llms: list[LLM], prompts: list[list[int]], turns: int, quick: bool = False, **sampling: Any
+) -> list[dict[str, Any]]:
+    """The same of several engines that take turns."""
     sizes = (24, 8) if quick else (LONG, SHORT)
-    timed(llm, prompts, greedy(sizes[1], **sampling))  # whatever is made once is made now
-    taken: dict[int, list[float]] = {size: [] for size in sizes}
-    rounds = {}
+    taken: list[dict[int, list[float]]] = [{size: [] for size in sizes} for _ in llms]
+    rounds: list[dict[int, int]] = [{} for _ in llms]
+    for llm in llms:
+        timed(llm, prompts, greedy(sizes[1], **sampling))  # whatever is made once is made now
     for _ in range(turns):
-        for size in sizes:
-            seconds, outputs = timed(llm, prompts, greedy(size, **sampling))
-            taken[size].append(seconds)
-            rounds[size] = rounds_of(outputs)
-    steps = rounds[sizes[0]] - rounds[sizes[1]]
-    spent = min(taken[sizes[0]]) - min(taken[sizes[1]])
-    return {"ms": 1e3 * spent / steps, "rounds": steps, "seconds": {str(size): taken[size] for size in sizes}}
+        for number, llm in enumerate(llms):
+            for size in sizes:
+                seconds, outputs = timed(llm, prompts, greedy(size, **sampling))
+                taken[number][size].append(seconds)
+                rounds[number][size] = rounds_of(outputs)
+    found = []
+    for spent, told in zip(taken, rounds):
+        steps = told[sizes[0]] - told[sizes[1]]
+        ms = 1e3 * (min(spent[sizes[0]]) - min(spent[sizes[1]])) / steps
+        found.append({"ms": ms, "rounds": steps, "seconds": {str(size): spent[size] for size in sizes}})
+    return found
 
 
 def accepted_lengths(outputs: Iterable[RequestOutput]) -> Counter[int]:

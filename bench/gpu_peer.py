@@ -7,13 +7,27 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_common import BATCHES, LLAMA, LONG, PROMPT, SHORT, SIZES, Bench, Row, asking, greedy, random_prompts, timed
+from gpu_common import (
+    BATCHES,
+    FASTEST,
+    LLAMA,
+    LONG,
+    PROMPT,
+    SHORT,
+    SIZES,
+    Bench,
+    Row,
+    asking,
+    greedy,
+    random_prompts,
+    timed,
+)
 from safetensors.torch import save_file
 
 from paceline import LLM, Eagle
@@ -22,6 +36,7 @@ from paceline.models.config import ModelConfig
 
 FIRST = 2048  # tokens of a prompt whose first new token is waited for
 DRAFTS = 3  # of the head, on both sides
+FIRST_REACH = 1 / 1.2  # times as fast to a first token, with exact kernels
 MARK = "answer: "  # gpu_vllm.py's
 MEMORY = 0.4  # of the device that vLLM may take: ours may still hold some
 
@@ -51,14 +66,13 @@ class Job:
 
 def vllm(bench: Bench) -> Iterator[Row]:
     """Steps, first tokens and the head, ours and vLLM's."""
-    python = bench.options.peer_python
     for shape in bench.options.shapes:
-        yield from _steps(bench, python, shape)
+        yield from _steps(bench, shape)
     if bench.options.head:
-        yield from _head(bench, python)
+        yield from _head(bench)
 
 
-def _steps(bench: Bench, python: str, shape: str) -> list[Row]:
+def _steps(bench: Bench, shape: str) -> list[Row]:
     """Milliseconds a step and to the first token, of made-up weights."""
     batches, vocabulary = bench.batches(*BATCHES), 256 if bench.quick else 49152
     long, short, prompt, first = (24, 8, 16, 32) if bench.quick else (LONG, SHORT, PROMPT, FIRST)
@@ -67,18 +81,24 @@ def _steps(bench: Bench, python: str, shape: str) -> list[Row]:
         runs.append(Run(f"{batch} {new}", random_prompts(batch, prompt, vocabulary), new, turns=bench.options.turns))
     length = max(first, prompt + long) + 64
     options = {"load_format": "dummy", "max_model_len": length, "max_num_seqs": max(batches)}
-    ours, theirs = _both(bench, python, Job(bench.shape(shape, length), runs, options))
+    job = Job(bench.shape(shape, length), runs, options)
+    ours, theirs = _both(bench, job)
+    fast = _ask_ours(bench, job, runs[:1], **FASTEST)
 
     def step(found: dict[str, Any], batch: int) -> float:
         one, other = (min(found[f"{batch} {new}"]["seconds"]) for new in (long, short))
         return 1e3 * (one - other) / (long - short)
 
-    waited = [1e3 * min(found["first token"]["seconds"]) for found in (ours, theirs)]
-    rows = [_row(f"{shape}: first token of {first}", 1, *waited)]
+    waited = [1e3 * min(found["first token"]["seconds"]) for found in (ours, fast, theirs)]
+    what = f"{shape}: first token of {first}"
+    rows = [
+        _row(what, 1, waited[0], waited[2], FIRST_REACH),
+        _row(f"{what}, fast kernels", 1, waited[1], waited[2]),
+    ]
     return rows + [_row(f"{shape}: a step", batch, step(ours, batch), step(theirs, batch)) for batch in batches]
 
 
-def _head(bench: Bench, python: str) -> Iterator[Row]:
+def _head(bench: Bench) -> Iterator[Row]:
     """Milliseconds a token of one sequence, of real weights: plain, and with the head."""
     batches, new = bench.batches(1, 16), 12 if bench.quick else bench.options.tokens
     options = {"max_model_len": 128 if bench.quick else 1024, "max_num_seqs": max(batches)}
@@ -100,22 +120,34 @@ def _head(bench: Bench, python: str) -> Iterator[Row]:
         ),
     }
     for named, job in jobs.items():
-        ours, theirs = _both(bench, python, job)
-        for batch, temperature in ((batch, temperature) for batch in batches for temperature in (0.0, 0.8)):
-            spent = [1e3 * min(found[f"{batch} {temperature:g}"]["seconds"]) / new for found in (ours, theirs)]
-            yield _row(f"small: {named}, temperature {temperature:g}", batch, *spent)
+        ours, theirs = _both(bench, job)
+        told = {named: ours}
+        if job.drafter is not None:  # and as we would have it
+            for better, drafter in bench.heads().items():
+                free = Job(model, runs, options, drafter)
+                told[f"{better} against {DRAFTS} drafts"] = _ask_ours(bench, free, runs)
+        for what, found in told.items():
+            for run in runs:
+                spent = [1e3 * min(side[run.name]["seconds"]) / new for side in (found, theirs)]
+                yield _row(f"small: {what}, temperature {run.temperature:g}", len(run.prompts), *spent)
 
 
-def _row(what: str, batch: int, ours: float, theirs: float) -> dict[str, Any]:
-    row = {"what": what, "batch": batch, "ours_ms": ours, "peer_ms": theirs, "ratio": theirs / ours}
+def _row(what: str, batch: int, ours: float, theirs: float, reach: float = 1.0) -> dict[str, Any]:
+    row = {"what": what, "batch": batch, "ours_ms": ours, "peer_ms": theirs, "ratio": theirs / ours, "reach": reach}
     print(row, flush=True)
     return row
 
 
-def _both(bench: Bench, python: str, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
-    with bench.llm(job.model, job.drafter, skip_tokenizer_init=True, **job.options, **job.more) as llm:
-        ours = {run.name: _ask(llm, run) for run in job.runs}
-    return ours, _ask_vllm(bench, python, job)
+def _both(bench: Bench, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
+    theirs = {"model": job.model, "seed": 0, **job.options}
+    if job.speculative is not None:
+        theirs["speculative_config"] = job.speculative
+    return _ask_ours(bench, job, job.runs), ask_vllm(bench, theirs, job.runs)
+
+
+def _ask_ours(bench: Bench, job: Job, runs: list[Run], **more: Any) -> dict[str, Any]:
+    with bench.llm(job.model, job.drafter, skip_tokenizer_init=True, **job.options, **job.more, **more) as llm:
+        return {run.name: _ask(llm, run) for run in runs}
 
 
 def _ask(llm: LLM, run: Run) -> dict[str, Any]:
@@ -125,25 +157,25 @@ def _ask(llm: LLM, run: Run) -> dict[str, Any]:
     return {"seconds": [seconds for seconds, _ in found[1:]], "tokens": tokens}
 
 
-def _ask_vllm(bench: Bench, python: str, job: Job) -> dict[str, Any]:
-    engine: dict[str, Any] = {"model": job.model, "dtype": bench.options.dtype, "seed": 0, **job.options}
+def ask_vllm(bench: Bench, options: dict[str, Any], runs: list[Run], served: Iterable[Row] = ()) -> dict[str, Any]:
+    """What vLLM's process answers, by the runs' names."""
+    engine: dict[str, Any] = {"dtype": bench.options.dtype, **options}
     engine |= {"skip_tokenizer_init": True, "enable_prefix_caching": False, "gpu_memory_utilization": MEMORY}
-    if job.speculative is not None:
-        engine["speculative_config"] = job.speculative
+    job = {"engine": engine, "runs": [vars(run) for run in runs], "served": list(served)}
     path = bench.folder / "job.json"
-    path.write_text(json.dumps({"engine": engine, "runs": [vars(run) for run in job.runs]}))
+    path.write_text(json.dumps(job))
     script = Path(__file__).with_name("gpu_vllm.py")
-    done = subprocess.run([python, str(script), str(path)], capture_output=True, text=True)
+    done = subprocess.run([bench.options.peer_python, str(script), str(path)], capture_output=True, text=True)
     answers = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or not answers:
         raise SystemExit(
             f"vLLM's process ended with code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
         )
     found: dict[str, Any] = json.loads(answers[-1].removeprefix(MARK))
-    for run in job.runs:
-        asked = len(run.prompts) * run.new
-        if found[run.name]["tokens"] != asked:
-            raise SystemExit(f"vLLM made {found[run.name]['tokens']} tokens in {run.name!r}, not {asked}")
+    for run in (*job["runs"], *job["served"]):
+        asked, made = len(run["prompts"]) * run["new"], found[run["name"]]["tokens"]
+        if made != asked:
+            raise SystemExit(f"vLLM made {made} tokens in {run['name']!r}, not {asked}")
     return found
 
 

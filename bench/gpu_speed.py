@@ -1,11 +1,10 @@
-"""The parts of gpu.py that compare: drafters with plain decoding, long texts, requests at random times, a peer."""
+"""The parts of gpu.py that compare: drafters with plain decoding, exact kernels with fast ones, long texts, a peer."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
-import random
+import math
 import statistics
 import time
 from collections import Counter
@@ -15,9 +14,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_common import Bench, Row, asking, greedy, per_round, random_prompts, synchronize, timed
+from gpu_common import (
+    BATCHES,
+    FASTEST,
+    PROMPT,
+    Bench,
+    Row,
+    asking,
+    greedy,
+    per_round,
+    per_rounds,
+    random_prompts,
+    synchronize,
+    timed,
+)
+from gpu_peer import FIRST, export
 
-from paceline import LLM, AsyncLLM, NGram, Suffix
+from paceline import LLM, NGram, Suffix
 from paceline.bench import peers
 from paceline.bench.interval import Cost, estimate
 from paceline.models import loader
@@ -25,8 +38,8 @@ from paceline.models import loader
 HEAD_REACH = {1: 2.0, 16: 1.5, 64: 1.0, 256: 1.0}  # times as fast as plain
 LOOKUP_REACH = 0.97
 LONG_REACH = 1.5  # times the time to read the cache
-INPUT, OUTPUT = 2048, 300
 LONG_CONTEXT = 32768
+COST_REACH = 0.05  # of the fastest kernels' time that exact ones may cost
 
 
 def head(bench: Bench) -> Iterator[Row]:
@@ -129,6 +142,34 @@ def _name(llm: LLM) -> str:
     return Path(llm.engine.target.origin).name
 
 
+def fast(bench: Bench) -> Iterator[Row]:
+    """What exact kernels cost: two engines take turns at steps, and at a prompt's first token."""
+    for shape in bench.options.shapes:
+        batches = bench.batches(*BATCHES)
+        given = {"max_num_seqs": max(batches), "num_pages": max(batches) * 48 + 256, "max_model_len": FIRST + 64}
+        with bench.dummy(shape, **given) as exact, bench.dummy(shape, **given, **FASTEST) as fastest:
+            sides, vocabulary = [exact, fastest], exact.config.vocab_size
+            asked = random_prompts(1, 32 if bench.quick else FIRST, vocabulary)
+            taken = [math.inf, math.inf]
+            for turn in range(1 + 2 * bench.options.turns):
+                for number, llm in enumerate(sides):
+                    seconds, _ = timed(llm, asked, greedy(1))
+                    taken[number] = min(taken[number], seconds) if turn else math.inf
+            yield _cost(shape, f"first token of {len(asked[0])}", 1, [1e3 * seconds for seconds in taken])
+            for batch in batches:
+                prompts = random_prompts(batch, 16 if bench.quick else PROMPT, vocabulary)
+                found = per_rounds(sides, prompts, bench.options.turns, bench.quick)
+                yield _cost(shape, "a step", batch, [one["ms"] for one in found])
+
+
+def _cost(shape: str, what: str, batch: int, times: list[float]) -> Row:
+    exact, fastest = times
+    row = {"shape": shape, "what": what, "batch": batch, "exact_ms": exact, "fast_ms": fastest}
+    row |= {"cost": exact / fastest - 1, "reach": COST_REACH}
+    print(row, flush=True)
+    return row
+
+
 def long(bench: Bench) -> Iterator[Row]:
     """A step after a long text against one after a short: what is between them is attention to the cache."""
     shape = bench.options.shapes[0]
@@ -176,83 +217,22 @@ def _bandwidth(bench: Bench) -> float:
     return 2 * size / best
 
 
-def serving(bench: Bench) -> Iterator[Row]:
-    """Requests arrive at random (Poisson); the same arrivals at every start."""
-    shape = bench.options.shapes[0]
-    sizes = (24, 8) if bench.quick else (INPUT, OUTPUT)
-    count = 6 if bench.quick else min(bench.options.prompts, 64)
-    for rate in bench.options.rates[:1] if bench.quick else bench.options.rates:
-        row = asyncio.run(_serve(bench, shape, rate * (20 if bench.quick else 1), count, sizes))
-        print(row, flush=True)
-        yield row
-
-
-async def _serve(bench: Bench, shape: str, rate: float, count: int, sizes: tuple[int, int]) -> dict[str, Any]:
-    length = sum(sizes) + 64
-    given = {"device": bench.options.device, "dtype": bench.options.dtype, "prefix_caching": False}
-    if bench.options.kernels:
-        given["kernels"] = bench.options.kernels
-    async with AsyncLLM(
-        bench.shape(shape, length), load_format="dummy", max_model_len=length, max_num_seqs=64, seed=0, **given
-    ) as llm:
-        prompts = random_prompts(count + 4, sizes[0], llm.llm.config.vocab_size)
-        await llm.generate(prompts[count:], greedy(sizes[1]))  # whatever is made once is made now
-        before = llm.llm.engine.stats.rounds
-        chooser, at, arrivals = random.Random(0), 0.0, []
-        for _ in range(count):
-            at += chooser.expovariate(rate)
-            arrivals.append(at)
-        begun = time.perf_counter()
-
-        async def one(prompt: list[int], due: float) -> list[tuple[float, int]]:
-            await asyncio.sleep(max(0.0, due - (time.perf_counter() - begun)))
-            start, told = time.perf_counter(), []
-            async for chunk in llm.stream(prompt, greedy(sizes[1])):
-                if chunk.token_ids:
-                    told.append((time.perf_counter() - start, len(chunk.token_ids)))
-            return told
-
-        answers = await asyncio.gather(*(one(prompt, due) for prompt, due in zip(prompts, arrivals)))
-        spent = time.perf_counter() - begun
-        stats = llm.llm.engine.stats
-        records = list(stats.recent)[-(stats.rounds - before) :]
-    first = [told[0][0] for told in answers]
-    between = [later[0] - one[0] for told in answers for one, later in itertools.pairwise(told)]
-    return {
-        "shape": shape,
-        "input": sizes[0],
-        "output": sizes[1],
-        "rate": rate,
-        "requests": count,
-        "seconds": spent,
-        "tokens_per_second": sum(number for told in answers for _, number in told) / spent,
-        "ttft_ms": _spread(first),
-        "itl_ms": _spread(between),
-        "rounds": len(records),
-        "rounds_with_prompts": sum(record.nodes is None for record in records),
-    }
-
-
-def _spread(seconds: list[float]) -> dict[str, float]:
-    values = 1e3 * np.array(seconds)
-    return {"mean": float(values.mean()), **{f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}}
-
-
 def transformers(bench: Bench) -> Iterator[Row]:
     """transformers' plain, prompt lookup and assisted generation beside ours, one prompt at a time."""
     options, new = bench.options, 12 if bench.quick else bench.options.tokens
-    path = loader.locate(options.small)
-    draft = None if options.draft is None else loader.locate(options.draft)
+    name, path = loader.locate(options.small).name, bench.folder / "exported"
+    export(options.small, path)  # they read no GGUF file without another package
+    draft = path if options.draft is None else loader.locate(options.draft)
     asked = peers.Asked(path, draft, 2048, torch.device(options.device), torch.get_num_threads())
     found, absent = peers.find_peers(asked)
     spent: dict[str, tuple[float, int]] = {}  # seconds and tokens
     with _sides(bench, options.small, 1, {"ngram": NGram()}) as sides:
         texts = [] if sides["plain"].tokenizer is None else bench.texts("mt_bench.jsonl")
         prompts = asking(sides["plain"], texts, 2 if bench.quick else 8, new)
-        for name, llm in sides.items():
+        for side, llm in sides.items():
             timed(llm, prompts[:1], greedy(new))
             seconds = sum(timed(llm, [prompt], greedy(new))[0] for prompt in prompts)
-            spent[f"paceline, {name}"] = seconds, new * len(prompts)
+            spent[f"paceline, {side}"] = seconds, new * len(prompts)
         for peer in (peer for peer in found if peer.name.startswith("transformers")):
             peer.answer(prompts[0], 4, [])
             synchronize()
@@ -261,8 +241,8 @@ def transformers(bench: Bench) -> Iterator[Row]:
             synchronize()
             spent[peer.name] = time.perf_counter() - begin, tokens
     ours = spent["paceline, plain"][1] / spent["paceline, plain"][0]
-    for name, (seconds, tokens) in spent.items():
-        row = {"who": name, "seconds": seconds, "tokens_per_second": tokens / seconds, "prompts": len(prompts)}
+    for who, (seconds, tokens) in spent.items():
+        row = {"who": who, "seconds": seconds, "tokens_per_second": tokens / seconds, "prompts": len(prompts)}
         row["ratio"] = ours / row["tokens_per_second"]
         print(row, flush=True)
-        yield {"model": path.name, **row, "absent": absent}
+        yield {"model": name, **row, "absent": absent}

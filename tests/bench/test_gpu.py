@@ -5,6 +5,7 @@ No time is judged.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from dataclasses import replace
@@ -17,6 +18,7 @@ import torch
 
 from paceline.bench import machine
 from paceline.bench.results import write
+from paceline.engine.options import EngineOptions
 from paceline.models.loader import find
 from paceline.prompts import Prompt
 from tests.bench.scripts import ROOT, load
@@ -71,11 +73,27 @@ def test_made_up_weights_are_timed_and_shown_beside_what_is_to_be_reached(
     profiled = {row["round"]: row["kernels"] for row in found["profile"]["rows"]}
     assert all(kernels == [] for kernels in profiled.values()), "a CPU has none"
     assert profiled.keys() == {"plain", *rounds} - {"8 rows, all accepted"}
+    assert [row["who"] for row in found["serving"]["rows"]] == ["paceline"]
     assert found["serving"]["rows"][0]["rounds_with_prompts"] > 0
     text = figures.render("gpu_steps", tmp_path / "results")
     assert "| to be reached | 4.4 |" in text and "| vLLM 0.25.0 on an H200 | 4.88 |" in text
     for part in ("verify", "long", "serving"):
         assert "| --- |" in figures.render(f"gpu_{part}", tmp_path / "results")
+
+
+def test_what_exactness_costs_is_found_of_two_engines_in_turns(
+    script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    common = sys.modules["gpu_common"]
+    assert common.FASTEST == {"exact_kernels": False} and EngineOptions(**common.FASTEST)
+    monkeypatch.setitem(common.FASTEST, "exact_kernels", True)  # no CPU has others
+    rows = run(script, monkeypatch, tmp_path, "fast")["fast"]["rows"]
+    assert [(row["what"], row["batch"]) for row in rows] == [("first token of 32", 1), ("a step", 1)]
+    assert all(row["cost"] == row["exact_ms"] / row["fast_ms"] - 1 and row["exact_ms"] > 0 for row in rows)
+    told = {**rows[0], "exact_ms": 1.2, "fast_ms": 1.0, "cost": 0.2, "reach": 0.05}
+    write(tmp_path / "dear.json", {"part": "fast", **machine.record(), "rows": [told, {**told, "cost": 0.04}]})
+    text = figures.render("dear", tmp_path)
+    assert "| 1.20 | 1.00 | **20.0%** | 5% |" in text and "| 1.20 | 1.00 | 4.0% | 5% |" in text
 
 
 def test_drafters_that_are_right_now_and_then_change_no_text(
@@ -122,7 +140,8 @@ def test_lookups_and_transformers_are_timed_beside_plain(
     ]
     assert all(row["identical"] == row["prompts"] for row in rows) and len(rows) == 6
     who = [row["who"] for row in data["transformers"]["rows"]]
-    assert who[:2] == ["paceline, plain", "paceline, ngram"] and "transformers" in who[2]
+    theirs = ["transformers", "transformers, prompt lookup", "transformers, assisted"]
+    assert who == ["paceline, plain", "paceline, ngram", *theirs]
     assert data["transformers"]["rows"][0]["ratio"] == 1.0
     for part in ("lookup", "transformers"):
         assert "| --- |" in figures.render(f"gpu_{part}", tmp_path / "results")
@@ -185,32 +204,90 @@ class SamplingParams:
     def __init__(self, max_tokens, **more):
         self.max_tokens = max_tokens
         assert more["ignore_eos"] and not more["detokenize"]
-class LLM:
+class AsyncEngineArgs:
     def __init__(self, model, **options):
         import json, pathlib
         assert json.loads((pathlib.Path(model) / "config.json").read_text())["model_type"] == "llama"
         assert options["skip_tokenizer_init"] and not options["enable_prefix_caching"]
+class LLM(AsyncEngineArgs):
+    def __init__(self, **options):
+        super().__init__(**options)
         print("a line of its own")
     def generate(self, prompts, params, use_tqdm):
         assert all(0 <= token < 256 for prompt in prompts for token in prompt["prompt_token_ids"])
         return [Made(outputs=[Made(token_ids=[0] * one.max_tokens)]) for one in params]
+class AsyncLLMEngine:
+    from_engine_args = classmethod(lambda made, args: made())
+    seen = set()
+    async def generate(self, prompt, params, request_id):
+        assert request_id not in self.seen and 0 <= min(prompt["prompt_token_ids"])
+        self.seen.add(request_id)
+        for count in (1, 0, params.max_tokens - 1):
+            yield Made(outputs=[Made(token_ids=[0] * count)])
+    def shutdown(self):
+        print("shut down")
+"""
+KINDS = """
+class RequestOutputKind:
+    DELTA = 1
 """
 
 
+@pytest.fixture
+def peer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[str, ...]:
+    """Words for one that answers at once."""
+    place = tmp_path / "path" / "vllm"
+    place.mkdir(parents=True)
+    (place / "__init__.py").write_text(VLLM)
+    (place / "sampling_params.py").write_text(KINDS)
+    monkeypatch.setenv("PYTHONPATH", str(place.parent))
+    return "--peer-python", sys.executable
+
+
 def test_vllm_is_asked_the_same_in_a_process_of_its_own(
-    script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, peer: tuple[str, ...]
 ) -> None:
-    (tmp_path / "vllm.py").write_text(VLLM)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    words = ("vllm", "--peer-python", sys.executable, "--head", tiny_eagle("third"))
-    rows = run(script, monkeypatch, tmp_path, *words)["vllm"]["rows"]
-    assert [row["what"] for row in rows[:3]] == [
+    monkeypatch.setitem(sys.modules["gpu_common"].FASTEST, "exact_kernels", True)  # no CPU has others
+    rows = run(script, monkeypatch, tmp_path, "vllm", *peer, "--head", tiny_eagle("third"))["vllm"]["rows"]
+    what = {row["what"]: row for row in rows}
+    assert list(what)[:4] == [
         "llama-8b: first token of 32",
+        "llama-8b: first token of 32, fast kernels",
         "llama-8b: a step",
         "small: plain, temperature 0",
     ]
+    assert "small: EAGLE head, grown trees of 31: 8 children, 3 levels against 3 drafts, temperature 0.8" in what
+    assert [row["reach"] for row in rows[:3]] == [1 / 1.2, 1.0, 1.0]
     assert all(row["ours_ms"] != row["peer_ms"] for row in rows)
     assert "| llama-8b: a step | 1 |" in figures.render("gpu_vllm", tmp_path / "results")
+
+
+def test_vllm_is_served_the_same_requests_at_the_same_times(
+    script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, peer: tuple[str, ...]
+) -> None:
+    rows = run(script, monkeypatch, tmp_path, "serving", *peer)["serving"]["rows"]
+    assert [row["who"] for row in rows] == ["paceline", "vLLM"]
+    assert [row["requests"] for row in rows] == [6, 6] and "rounds" not in rows[1]
+    text = figures.render("gpu_serving", tmp_path / "results")
+    assert text.index("| 20 | paceline |") < text.index("| 20 | vLLM |")
+
+
+def test_requests_come_when_they_are_due_and_their_tokens_are_told(script: Any) -> None:
+    arrivals, ask = sys.modules["gpu_arrivals"].arrivals, sys.modules["gpu_arrivals"].ask
+
+    due = arrivals(400, 50.0)
+    assert due == sorted(due) and due == arrivals(400, 50.0) != arrivals(400, 50.0, 1)
+    assert 6 < due[-1] < 10, "400 of 50 a second"
+    sent = list[int]()
+
+    async def stream(prompt: list[int]) -> Any:
+        sent.append(prompt[0])
+        for count in (0, 2, 0, 3):  # one that brings nothing is no update
+            yield count
+
+    found = asyncio.run(ask(stream, [[2], [1]], [0.02, 0.0]))
+    assert sent == [1, 2] and found["tokens"] == 10
+    assert found["seconds"] >= 0.02 and (len(found["first"]), len(found["between"])) == (2, 2)
 
 
 def test_an_exported_model_is_the_same_in_bfloat16(script: Any, tmp_path: Path) -> None:
