@@ -55,6 +55,21 @@ class Absent:
     def get_current_stream(self, device: int) -> int:
         return 0
 
+    def launcher_cls(self, source: Any, metadata: Any) -> None:
+        """Nothing is launched."""
+
+    class utils:
+        """What a kernel is loaded by."""
+
+        @staticmethod
+        def get_device_properties(device: int) -> dict[str, int]:
+            return {"max_shared_mem": SHARED}
+
+        @staticmethod
+        def load_binary(*ignored: Any) -> tuple[int, ...]:
+            """Module, function, registers, spills, threads at most."""
+            return (0, 0, 0, 0, 1024)
+
 
 @dataclass
 class Launches:

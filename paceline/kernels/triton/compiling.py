@@ -2,7 +2,8 @@
 
 A launch whose kernel is missing has it compiled elsewhere and does nothing. What it would have written is zero, so that
 whoever goes on with that finds indices that exist. Nobody may have a slot meanwhile: what such a round leaves in tables
-of slots is nonsense.
+of slots is nonsense. What launches a kernel is made elsewhere, too: Triton has a C compiler make it when it is first
+asked for, and would be waited for then, a kernel at a time.
 
 Threads that compile parse one at a time. Up to Python 3.11.7 (and 3.12.1) all of them count how deep a tree is in one
 place, and one that is interrupted meanwhile may fail: «AST constructor recursion depth mismatch».
@@ -56,12 +57,26 @@ class Elsewhere(AsyncCompileMode):  # type: ignore[misc]
     given, so it is given nothing."""
 
     def submit(self, key: Any, compile_fn: Any, finalize_fn: Any) -> None:
-        super().submit(key, compile_fn, finalize_fn)
+        super().submit(key, functools.partial(made_ready, compile_fn), finalize_fn)
+
+
+def made_ready(compile_fn: Callable[[], Any]) -> Any:
+    """A kernel that can be launched at once."""
+    kernel = compile_fn()
+    _ = kernel.run  # made and loaded when it is first asked for
+    return kernel
+
+
+def pool() -> ThreadPoolExecutor:
+    """Threads that load kernels where this one would: a new one has the first GPU."""
+    if not torch.cuda.is_available():
+        return ThreadPoolExecutor(THREADS)
+    return ThreadPoolExecutor(THREADS, initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),))
 
 
 def compile_for(rounds: Iterable[Callable[[], object]]) -> None:
     """What cannot be compiled, or gone through like this, fails when it is run in earnest, or does not."""
-    with ThreadPoolExecutor(THREADS) as pool, Elsewhere(pool, ignore_errors=True), Zeroed():
+    with pool() as threads, Elsewhere(threads, ignore_errors=True), Zeroed():
         for go_through in rounds:
             try:
                 go_through()

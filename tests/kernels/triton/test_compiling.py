@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -32,12 +33,17 @@ def test_a_missing_kernel_is_compiled_elsewhere_and_its_launch_left_out() -> Non
 
     from paceline.kernels.triton.compiling import Elsewhere
 
-    compiled: list[tuple[str, int]] = []
-    kept: list[str] = []
+    done: list[tuple[str, int]] = []
+    kept: list[Any] = []
 
-    def compile_it() -> str:
-        compiled.append(("kernel", threading.get_ident()))
-        return "kernel"
+    class Kernel:
+        @property
+        def run(self) -> None:
+            done.append(("launcher", threading.get_ident()))
+
+    def compile_it() -> Kernel:
+        done.append(("kernel", threading.get_ident()))
+        return Kernel()
 
     with ThreadPoolExecutor(2) as pool, Elsewhere(pool, ignore_errors=True):
         mode = _async_compile.active_mode.get()
@@ -45,8 +51,22 @@ def test_a_missing_kernel_is_compiled_elsewhere_and_its_launch_left_out() -> Non
         for _ in range(2):
             assert mode.submit("one", compile_it, kept.append) is None, "Triton would launch what is returned"
         assert mode.submit("two", lambda: 1 / 0, kept.append) is None
-    assert kept == ["kernel"] and len(compiled) == 1
-    assert compiled[0][1] != threading.get_ident()
+    assert [type(kernel) for kernel in kept] == [Kernel]
+    assert [what for what, _ in done] == ["kernel", "launcher"], "both once"
+    assert threading.get_ident() not in {thread for _, thread in done}
+
+
+def test_kernels_are_loaded_where_they_will_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.kernels.triton import compiling
+
+    chosen: list[tuple[int, int]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append((threading.get_ident(), device)))
+    with compiling.pool() as threads:
+        assert threads.submit(threading.get_ident).result() != threading.get_ident()
+    assert chosen and {device for _, device in chosen} == {1}
+    assert threading.get_ident() not in {thread for thread, _ in chosen}
 
 
 def test_what_fails_when_it_is_gone_through_keeps_nobody_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
