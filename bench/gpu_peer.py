@@ -38,6 +38,7 @@ FIRST = 2048  # tokens of a prompt whose first new token is waited for
 DRAFTS = 3  # of the head, on both sides
 FIRST_REACH = 1 / 1.2  # times as fast to a first token, with exact kernels
 MARK = "answer: "  # gpu_vllm.py's
+PATIENCE = 420.0  # seconds for vLLM's process: a call of the machine ends after 600
 MEMORY = 0.4  # of the device that vLLM may take: ours may still hold some
 
 
@@ -128,12 +129,16 @@ def _head(bench: Bench) -> Iterator[Row]:
                 told[f"{better} against {DRAFTS} drafts"] = _ask_ours(bench, free, runs)
         for what, found in told.items():
             for run in runs:
-                spent = [1e3 * min(side[run.name]["seconds"]) / new for side in (found, theirs)]
-                yield _row(f"small: {what}, temperature {run.temperature:g}", len(run.prompts), *spent)
+                sides = found[run.name], theirs[run.name]
+                rounds = [side["rounds"] for side in sides if "rounds" in side] if job.drafter is not None else []
+                more = {"tokens": new, **dict(zip(("ours_rounds", "peer_rounds"), rounds))} if rounds else {}
+                spent = [1e3 * min(side["seconds"]) / new for side in sides]
+                yield _row(f"small: {what}, temperature {run.temperature:g}", len(run.prompts), *spent, **more)
 
 
-def _row(what: str, batch: int, ours: float, theirs: float, reach: float = 1.0) -> dict[str, Any]:
+def _row(what: str, batch: int, ours: float, theirs: float, reach: float = 1.0, **more: Any) -> dict[str, Any]:
     row = {"what": what, "batch": batch, "ours_ms": ours, "peer_ms": theirs, "ratio": theirs / ours, "reach": reach}
+    row |= more
     print(row, flush=True)
     return row
 
@@ -153,8 +158,9 @@ def _ask_ours(bench: Bench, job: Job, runs: list[Run], **more: Any) -> dict[str,
 def _ask(llm: LLM, run: Run) -> dict[str, Any]:
     params = [greedy(run.new, temperature=run.temperature, seed=number) for number in range(len(run.prompts))]
     found = [timed(llm, run.prompts, params) for _ in range(1 + run.turns)]  # the first is not counted
-    tokens = sum(len(output.outputs[0].token_ids) for output in found[-1][1])
-    return {"seconds": [seconds for seconds, _ in found[1:]], "tokens": tokens}
+    outputs = [output.outputs[0] for output in found[-1][1]]
+    tokens = sum(len(output.token_ids) for output in outputs)
+    return {"seconds": [seconds for seconds, _ in found[1:]], "tokens": tokens, "rounds": outputs[0].stats.rounds}
 
 
 def ask_vllm(bench: Bench, options: dict[str, Any], runs: list[Run], served: Iterable[Row] = ()) -> dict[str, Any]:
@@ -165,12 +171,14 @@ def ask_vllm(bench: Bench, options: dict[str, Any], runs: list[Run], served: Ite
     path = bench.folder / "job.json"
     path.write_text(json.dumps(job))
     script = Path(__file__).with_name("gpu_vllm.py")
-    done = subprocess.run([bench.options.peer_python, str(script), str(path)], capture_output=True, text=True)
-    answers = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if done.returncode or not answers:
-        raise SystemExit(
-            f"vLLM's process ended with code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
-        )
+    told = [bench.folder / name for name in ("vllm.out", "vllm.err")]  # files: a pipe stays open as long as any child
+    with told[0].open("w") as out, told[1].open("w") as err:
+        call = [bench.options.peer_python, str(script), str(path)]
+        code = subprocess.run(call, stdout=out, stderr=err, timeout=PATIENCE).returncode
+    printed, errors = (one.read_text(errors="replace") for one in told)
+    answers = [line for line in printed.splitlines() if line.startswith(MARK)]
+    if code or not answers:
+        raise SystemExit(f"vLLM's process ended with code {code}:\n{printed[-8000:]}{errors[-2000:]}")
     found: dict[str, Any] = json.loads(answers[-1].removeprefix(MARK))
     for run in (*job["runs"], *job["served"]):
         asked, made = len(run["prompts"]) * run["new"], found[run["name"]]["tokens"]

@@ -4,7 +4,8 @@
 
 A job: {engine: arguments of vllm.LLM, runs: [{name, prompts: token ids, new, temperature, turns}], served: [{name,
 prompts, due: seconds, new}]}. Answers a line {name: {seconds: [of each turn], tokens}} to standard output behind
-whatever vLLM prints; of those served what `gpu_arrivals.ask` finds. Knows nothing of paceline.
+whatever vLLM prints; of those served what `gpu_arrivals.ask` finds. With a drafter also {rounds: of the first prompt}.
+Knows nothing of paceline.
 """
 
 from __future__ import annotations
@@ -45,16 +46,36 @@ def run_all(engine: dict[str, Any], runs: list[dict[str, Any]]) -> Iterator[tupl
             outputs = llm.generate(prompts, asked, use_tqdm=False)
             seconds.append(time.perf_counter() - begin)
             tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-        yield run["name"], {"seconds": seconds[1:], "tokens": tokens}
+        found: dict[str, Any] = {"seconds": seconds[1:], "tokens": tokens}
+        if "speculative_config" in engine:
+            found["rounds"] = rounds_of(llm, prompts[0], params(run["new"], heat, 0 if heat else None, **deltas()))
+        yield run["name"], found
+
+
+def deltas() -> dict[str, Any]:
+    from vllm.sampling_params import RequestOutputKind
+
+    return {"output_kind": RequestOutputKind.DELTA}
+
+
+def rounds_of(llm: Any, prompt: dict[str, Any], asked: Any) -> int:
+    """In how many of the engine's rounds this prompt's tokens came. Not timed: does its head guess as ours does?"""
+    llm.llm_engine.add_request("rounds", prompt, asked)
+    rounds = 0
+    while llm.llm_engine.has_unfinished_requests():
+        rounds += sum(bool(output.outputs[0].token_ids) for output in llm.llm_engine.step())
+    return rounds
 
 
 async def serve_all(engine: dict[str, Any], served: list[dict[str, Any]]) -> dict[str, Any]:
     from vllm import AsyncEngineArgs, AsyncLLMEngine
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.usage.usage_lib import UsageContext
 
-    llm, numbers, found = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**engine)), itertools.count(), {}
+    usage = UsageContext.OPENAI_API_SERVER  # as `vllm serve` has it: 8192 tokens a round here, 2048 otherwise
+    llm = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**engine), usage_context=usage)
+    numbers, found = itertools.count(), {}
     for run in served:
-        asked = params(run["new"], output_kind=RequestOutputKind.DELTA)
+        asked = params(run["new"], **deltas())
 
         async def stream(prompt: list[int], asked: Any = asked) -> AsyncIterator[int]:
             async for output in llm.generate({"prompt_token_ids": prompt}, asked, str(next(numbers))):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -212,13 +213,25 @@ class AsyncEngineArgs:
 class LLM(AsyncEngineArgs):
     def __init__(self, **options):
         super().__init__(**options)
+        self.llm_engine = Rounds()
         print("a line of its own")
     def generate(self, prompts, params, use_tqdm):
         assert all(0 <= token < 256 for prompt in prompts for token in prompt["prompt_token_ids"])
         return [Made(outputs=[Made(token_ids=[0] * one.max_tokens)]) for one in params]
+class Rounds:  # of one sequence: the first brings nothing, each after it two tokens
+    def add_request(self, request_id, prompt, params):
+        assert isinstance(params, SamplingParams) and prompt["prompt_token_ids"]
+        self.counts = [0, *[2] * (params.max_tokens // 2)]
+    def has_unfinished_requests(self):
+        return bool(self.counts)
+    def step(self):
+        return [Made(outputs=[Made(token_ids=[0] * self.counts.pop(0))])]
 class AsyncLLMEngine:
-    from_engine_args = classmethod(lambda made, args: made())
     seen = set()
+    @classmethod
+    def from_engine_args(made, args, usage_context):
+        assert usage_context == "a server's"
+        return made()
     async def generate(self, prompt, params, request_id):
         assert request_id not in self.seen and 0 <= min(prompt["prompt_token_ids"])
         self.seen.add(request_id)
@@ -231,15 +244,21 @@ KINDS = """
 class RequestOutputKind:
     DELTA = 1
 """
+USAGE = """
+class UsageContext:
+    OPENAI_API_SERVER = "a server's"
+"""
 
 
 @pytest.fixture
 def peer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[str, ...]:
     """Words for one that answers at once."""
     place = tmp_path / "path" / "vllm"
-    place.mkdir(parents=True)
+    (place / "usage").mkdir(parents=True)
     (place / "__init__.py").write_text(VLLM)
     (place / "sampling_params.py").write_text(KINDS)
+    (place / "usage" / "__init__.py").write_text("")
+    (place / "usage" / "usage_lib.py").write_text(USAGE)
     monkeypatch.setenv("PYTHONPATH", str(place.parent))
     return "--peer-python", sys.executable
 
@@ -259,7 +278,11 @@ def test_vllm_is_asked_the_same_in_a_process_of_its_own(
     assert "small: EAGLE head, grown trees of 31: 8 children, 3 levels against 3 drafts, temperature 0.8" in what
     assert [row["reach"] for row in rows[:3]] == [1 / 1.2, 1.0, 1.0]
     assert all(row["ours_ms"] != row["peer_ms"] for row in rows)
-    assert "| llama-8b: a step | 1 |" in figures.render("gpu_vllm", tmp_path / "results")
+    assert [row["peer_rounds"] for row in rows if "peer_rounds" in row] == [6] * 8, "a head's, of 12 tokens"
+    assert all(1 <= row["ours_rounds"] <= 12 for row in rows if "peer_rounds" in row)
+    text = figures.render("gpu_vllm", tmp_path / "results")
+    assert re.search(r"\| llama-8b: a step \| 1 \|.*\| – \| – \|", text)
+    assert re.search(r"\| small: EAGLE head, 3 drafts, temperature 0 \| 1 \|.*\| \d+\.\d\d \| 2\.00 \|", text)
 
 
 def test_vllm_is_served_the_same_requests_at_the_same_times(
