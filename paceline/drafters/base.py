@@ -101,7 +101,13 @@ class Context(Protocol):
         ...
 
     def draw(
-        self, logits: Tensor, parents: Tensor, count: int = 1, likeliest: bool = False, ids: Tensor | None = None
+        self,
+        logits: Tensor,
+        parents: Tensor,
+        count: int = 1,
+        likeliest: bool = False,
+        ids: Tensor | None = None,
+        weight: float = 1.0,
     ) -> Drawn:
         """Pick `count` children of each node parents[b, p] from logits[b, p] ([B, P, V], target ids) and add them.
 
@@ -109,10 +115,12 @@ class Context(Protocol):
         temperature and noise for that node. A parent of PADDING gets none. likeliest: under a rule that asks for the
         distribution of draws, take the likeliest instead of drawing, so that the tree may be pruned. ids [V']: the
         target's id of each logit, for a drafter that knows some of the tokens; None: they are all there, in order.
+        weight: of the noise, where it is the target's own. A drafter that is seldom wrong counts all of it; for one
+        that errs less is better, since the target's logits are spread wider around its own than the noise takes them.
         """
         ...
 
-    def draw_chain(self, run: Callable[[Picks | None], Drafts]) -> Tensor | None:
+    def draw_chain(self, run: Callable[[Picks | None], Drafts], weight: float = 1.0) -> Tensor | None:
         """Have a chain of max_nodes, or a tree, drawn by kernels that can: run(how tokens are picked) -> drafts.
 
         [B] how many each has, for `drawn`; `run` keeps them within the budgets. None: nothing was drawn and `run` not

@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.cache.kv import KVCache
 from paceline.cache.slots import Slots
 from paceline.drafters import eagle_form, eagle_static, speculators
-from paceline.drafters.base import Context, Needs, Taps, Target
+from paceline.drafters.base import Context, Drawn, Needs, Taps, Target
 from paceline.drafters.cached import StateReader
 from paceline.drafters.checkpoint import Checkpoint, check_load_format, check_packing, is_dummy
 from paceline.drafters.eagle_dummy import make_dummy
@@ -48,6 +48,7 @@ class Eagle:
     layer_ids: the target's states an EAGLE-3 head reads, each by the layers before it, as (2, 15, 27) or "2/15/27".
     norm_before_residual: whether an EAGLE-3 head adds to the normed state, where its config is wrong about it.
     min_probability: a chain ends where the head itself gives all of it a smaller chance; 0: at its end. No tree does.
+    noise_weight: how much of a sampled token's noise counts where the head guesses with it; 1: all, as if it were sure.
     quantization: int8 packs the weights at load (native and Triton kernels), int4 too (native), none keeps floats.
     load_format: dummy makes random weights from its config.json, auto reads them; None: as the engine does.
     """
@@ -60,6 +61,7 @@ class Eagle:
     layer_ids: tuple[int, ...] | str | None = None
     norm_before_residual: bool | None = None
     min_probability: float = 0.0
+    noise_weight: float = 0.75
     quantization: str = "int8"
     load_format: str | None = None
 
@@ -69,6 +71,7 @@ class Eagle:
         check_count("top_k", self.top_k, 1)
         check_count("depth", self.depth, 1)
         check_number("min_probability", self.min_probability, 0.0, 1.0)
+        check_number("noise_weight", self.noise_weight, 0.0, 1.0)
         if self.tree not in GROWN:
             eagle_static.find(self.tree)
         for name, shape in (("top_k", "dynamic"), ("depth", "dynamic"), ("min_probability", "chain")):
@@ -180,7 +183,7 @@ class EagleDrafter(StateReader):
             chain = Chain(links, feeding, None, finals, {"states": states}, own, network.ids, picking, least)
             return network.ops.chain(chain, self._caches)
 
-        counts = context.draw_chain(run)
+        counts = context.draw_chain(run, self.config.noise_weight)
         return None if counts is None else context.drawn(self.name, most=counts)
 
     def _form(self, context: Context) -> Branches | Growing:
@@ -193,10 +196,15 @@ class EagleDrafter(StateReader):
         levels, children = min(self.config.depth + 1, nodes), min(self.config.top_k, self.network.head.shape[0])
         return Growing(levels, max(1, min(children, (nodes - 1) // max(1, levels - 1))), children, nodes)
 
+    def _draw(
+        self, context: Context, logits: Tensor, parents: Tensor, count: int = 1, likeliest: bool = False
+    ) -> Drawn:
+        return context.draw(logits, parents, count, likeliest, self.network.ids, self.config.noise_weight)
+
     def _follow(self, context: Context, at: Frontier, most: Tensor) -> None:
         """A chain: one child at a time, each fed in its turn."""
         for step in range(1, context.max_nodes + 1):
-            drawn = context.draw(at.logits, at.nodes, ids=self.network.ids)
+            drawn = self._draw(context, at.logits, at.nodes)
             if step < context.max_nodes:
                 batch = self.step_batch(context, drawn.tokens[:, 0, 0], step, most)
                 logits, states = self._run(self.network.steps, batch, at.states)
@@ -218,7 +226,7 @@ class EagleDrafter(StateReader):
             found, _ = self._run(network.pairs, batch, network.mask.expand(*masks.shape, -1))
             logits = torch.cat([logits, found], dim=1)
         for place in range(context.max_nodes):
-            nodes = context.draw(logits[:, place, None], nodes, ids=network.ids).nodes[:, :, 0]
+            nodes = self._draw(context, logits[:, place, None], nodes).nodes[:, :, 0]
 
     def _fill(self, context: Context, at: Frontier, most: Tensor) -> Proposal:
         """A tree of one shape: the same places every time."""
@@ -228,7 +236,7 @@ class EagleDrafter(StateReader):
             for count, group in groupby(range(len(growth.counts)), key=growth.counts.__getitem__):
                 parents = list(group)
                 some = slice(parents[0], parents[-1] + 1)
-                drawn = context.draw(at.logits[:, some], at.nodes[:, some], count, ids=self.network.ids)
+                drawn = self._draw(context, at.logits[:, some], at.nodes[:, some], count)
                 tokens.append(drawn.tokens.flatten(1))
                 nodes.append(drawn.nodes.flatten(1))
             if not len(growth.fed):
@@ -244,7 +252,7 @@ class EagleDrafter(StateReader):
         """EAGLE-2's tree: on each level the nodes grow whose whole path is likeliest; the best of all are kept."""
         levels, width, count, _ = self._growing(min(context.max_nodes, self.max_nodes))
         for level in range(levels):
-            drawn = context.draw(at.logits, at.nodes, count, likeliest=True, ids=self.network.ids)
+            drawn = self._draw(context, at.logits, at.nodes, count, likeliest=True)
             if level + 1 == levels:
                 break
             tokens, nodes = drawn.tokens.flatten(1), drawn.nodes.flatten(1)

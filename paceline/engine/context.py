@@ -33,6 +33,14 @@ class Given(NamedTuple):
     budgets: Tensor
 
 
+class Noise(NamedTuple):
+    """What drafts are drawn with, beside their slots' keys and places."""
+
+    stream: int
+    extra: Tensor | None
+    weight: float
+
+
 class DraftContext:
     """B decoding sequences, and the n nodes drawn for them so far."""
 
@@ -143,7 +151,13 @@ class DraftContext:
         return part
 
     def draw(
-        self, logits: Tensor, parents: Tensor, count: int = 1, likeliest: bool = False, ids: Tensor | None = None
+        self,
+        logits: Tensor,
+        parents: Tensor,
+        count: int = 1,
+        likeliest: bool = False,
+        ids: Tensor | None = None,
+        weight: float = 1.0,
     ) -> Drawn:
         """Pick children as the target would, or draw them from the drafter's own distribution: see the protocol."""
         if ids is not None and not self._untouched:
@@ -160,11 +174,11 @@ class DraftContext:
         chosen = likeliest and self._rule.needs_probs
         scored = processed
         if count == 1:
-            picked = self._pick(processed, rows, lengths, chosen).clamp(min=0)[:, None]
+            picked = self._pick(processed, rows, self._noise(lengths, weight), chosen).clamp(min=0)[:, None]
         elif chosen:
             picked = _largest(processed, count)
         else:
-            perturbed = self._perturbed(processed, rows, lengths)
+            perturbed = self._perturbed(processed, rows, self._noise(lengths, weight))
             picked = _largest(perturbed, count)
             if self._rule.shares_noise:
                 scored = perturbed
@@ -175,7 +189,7 @@ class DraftContext:
         tokens = picked if ids is None else ids[picked]
         return self._append(tokens.view(batch, width, count), parents, path)
 
-    def draw_chain(self, run: Callable[[Picks | None], Drafts]) -> Tensor | None:
+    def draw_chain(self, run: Callable[[Picks | None], Drafts], weight: float = 1.0) -> Tensor | None:
         """Let the kernels draw it all: see the protocol."""
         tempered, ahead = self._state.tempered.issuperset(self.slot_list), self.table.apart
         if (ahead and self.table.rounds is None) or self._keep_probs or not tempered or not self.max_nodes:
@@ -183,7 +197,11 @@ class DraftContext:
         assert "_tokens" not in self.__dict__, "a chain is drawn from its beginning"
         picking: Picks | None = None
         if self._sampled:
-            picking = self._state.keyed() if ahead else self._state.picking(self.slots, self.lengths)
+            picking = (
+                self._state.keyed(weight=weight)
+                if ahead
+                else self._state.picking(self.slots, self.lengths, weight=weight)
+            )
         self._drafts = run(picking)
         self._tokens = self._drafts.tokens
         return self._drafts.counts
@@ -281,33 +299,32 @@ class DraftContext:
             rest = rest / rest.sum(1, keepdim=True).clamp(min=1e-300)
         self._probs.append(torch.stack(children, dim=1).view(batch, -1, processed.shape[1]))
 
-    def _pick(self, processed: Tensor, rows: Rows, lengths: Tensor, chosen: bool) -> Tensor:
+    def _pick(self, processed: Tensor, rows: Rows, keyed_by: Noise, chosen: bool) -> Tensor:
         """[R] one token of each row, with noise unless it is chosen; -1: none can be."""
         rounds = self.table.rounds
         if chosen or not self._sampled:
             return argmax(processed, rounds)
         if rounds is not None:
-            keyed = self._state.keyed(*self._stream(lengths), divided=True)
+            keyed = self._state.keyed(**keyed_by._asdict(), divided=True)
             return rounds.sample(processed, rows.slots, rows.positions, keyed)
         if not self._state.picks:
-            return argmax(self._perturbed(processed, rows, lengths))
-        return pick(processed, self._state.picking(rows.slots, rows.positions + 1, *self._stream(lengths)).processed())
+            return argmax(self._perturbed(processed, rows, keyed_by))
+        return pick(processed, self._state.picking(rows.slots, rows.positions + 1, *keyed_by).processed())
 
-    def _stream(self, lengths: Tensor) -> tuple[int, Tensor | None]:
+    def _noise(self, lengths: Tensor, weight: float) -> Noise:
         """The target's own noise where the rule shares it, so that both agree more often."""
-        return (noise.SAMPLE, None) if self._rule.shares_noise else (noise.DRAFT, lengths)
+        return Noise(noise.SAMPLE, None, weight) if self._rule.shares_noise else Noise(noise.DRAFT, lengths, 1.0)
 
-    def _perturbed(self, processed: Tensor, rows: Rows, lengths: Tensor) -> Tensor:
+    def _perturbed(self, processed: Tensor, rows: Rows, keyed_by: Noise) -> Tensor:
         """Gumbel-max scores."""
         if not self._sampled:
             return processed
-        stream, extra = self._stream(lengths)
         if self.table.rounds is not None:
-            keyed = self._state.keyed(stream, extra, divided=True)
+            keyed = self._state.keyed(**keyed_by._asdict(), divided=True)
             return self.table.rounds.perturb(processed, rows.slots, rows.positions, keyed)
         keys = self._state.keys(rows.slots)
-        values = noise.gumbel(keys, rows.positions + 1, stream, processed.shape[1], extra)
-        return torch.where(self._state.greedy(rows.slots)[:, None], processed, processed + values)
+        values = noise.gumbel(keys, rows.positions + 1, keyed_by.stream, processed.shape[1], keyed_by.extra)
+        return torch.where(self._state.greedy(rows.slots)[:, None], processed, processed + keyed_by.weight * values)
 
     def _path_to(self, parents: Tensor) -> Tensor:
         """[B·P, D] the drafted tokens down to each parent node."""

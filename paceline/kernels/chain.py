@@ -25,6 +25,7 @@ class Picking(NamedTuple):
     stream: int
     extra: Tensor | None  # [R]
     tables: tuple[Tensor, Tensor]  # of logarithms
+    weight: float = 1.0  # of the noise
 
     def processed(self) -> Picking:
         """The same from logits that have been divided already."""

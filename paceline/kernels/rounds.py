@@ -43,6 +43,7 @@ class Keyed(NamedTuple):
     rows: Tensor | None = None  # [R] which of the slots and positions that are given each row has; None: in order
     ahead: int = 1  # noise is that of the place so far behind the positions given
     numbers: bool = False  # a pick is named by its logit's number, whatever `ids` say
+    weight: float = 1.0  # of the noise
 
 
 class Trees(NamedTuple):

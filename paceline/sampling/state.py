@@ -176,21 +176,28 @@ class SamplerState:
         return self.column("greedy", slots) != 0
 
     def picking(
-        self, slots: Tensor, positions: Tensor, stream: int = noise.SAMPLE, extra: Tensor | None = None
+        self,
+        slots: Tensor,
+        positions: Tensor,
+        stream: int = noise.SAMPLE,
+        extra: Tensor | None = None,
+        weight: float = 1.0,
     ) -> Picking:
         """How tokens are picked from raw logits at positions [R] of slots [R], or chains from there on, where `picks`.
-        Processed logits have had their temperature (`Picking.processed`)."""
+        Processed logits have had their temperature (`Picking.processed`). weight: of the noise."""
         temperature, greedy, seeds, samples = (
             self._columns[name] for name in ("temperature", "greedy", "seed", "sample")
         )
         rows = slots, temperature, greedy, seeds, samples, positions
-        return Picking(*rows, stream, extra, noise.tables(self.device))
+        return Picking(*rows, stream, extra, noise.tables(self.device), weight)
 
-    def keyed(self, stream: int = noise.SAMPLE, extra: Tensor | None = None, divided: bool = False) -> Keyed:
+    def keyed(
+        self, stream: int = noise.SAMPLE, extra: Tensor | None = None, divided: bool = False, weight: float = 1.0
+    ) -> Keyed:
         """The same for kernels that look up the slots themselves; divided: the logits have had their temperature."""
         seeds, samples, greedy = (self._columns[name] for name in ("seed", "sample", "greedy"))
         temperature = None if divided else self._columns["temperature"]
-        return Keyed(seeds, samples, greedy, temperature, noise.tables(self.device), stream, extra)
+        return Keyed(seeds, samples, greedy, temperature, noise.tables(self.device), stream, extra, weight=weight)
 
     def any_sampled(self, slot_list: list[int]) -> bool:
         """Whether any of these slots needs noise at all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from paceline.drafters.base import FINAL, Context
 from paceline.drafters.eagle import EagleDrafter
 from paceline.drafters.formats import find_held
 from paceline.drafters.tree import Proposal
+from paceline.engine.context import DraftContext
 from paceline.errors import CheckpointError, OptionError
 from paceline.testing import tiny_llm, tokens_of
 from tests.drafters.contract import prompts
@@ -366,7 +368,10 @@ def test_maps_that_were_left_at_zero_mean_all_tokens() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_draft_tokens": 0}, {"tree": "bush"}, {"top_k": 0}, {"depth": 0}, {"layer_ids": "2/x"}, {"layer_ids": ()}],
+    [
+        *({"num_draft_tokens": 0}, {"tree": "bush"}, {"top_k": 0}, {"depth": 0}, {"noise_weight": 1.5}),
+        *({"layer_ids": "2/x"}, {"layer_ids": ()}),
+    ],
 )
 def test_options_that_are_not_allowed_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="is not allowed; allowed: "):
@@ -385,6 +390,36 @@ def test_an_option_of_another_shape_is_refused_and_not_left_out(options: dict[st
     with pytest.raises(OptionError) as refused:
         Eagle("head", **options)
     assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        ("third", {}),
+        ("third", {"tree": "static"}),
+        ("third", {"tree": "dynamic", "top_k": 3, "depth": 2}),
+        ("parallel", {}),
+    ],
+)
+@pytest.mark.parametrize("kernels", ["reference", pytest.param("native", marks=needs_native)])
+def test_noise_counts_as_much_as_is_asked_for_in_every_shape(
+    kind: str, options: dict[str, Any], kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+    for name in ("draw", "draw_chain"):
+        asked = getattr(DraftContext, name)
+
+        def note(self: DraftContext, *values: Any, asked: Any = asked, **named: Any) -> Any:
+            given.append(inspect.signature(asked).bind(self, *values, **named).arguments.get("weight"))
+            return asked(self, *values, **named)
+
+        monkeypatch.setattr(DraftContext, name, note)
+    params = SamplingParams(temperature=0.9, seed=3, max_tokens=6, ignore_eos=True)
+    texts = []
+    for config in (None, Eagle(tiny_eagle(kind), 6, noise_weight=0.5, **options)):
+        llm = LLM(deep_target(), drafter=config, kernels=kernels, max_model_len=100, device="cpu")
+        texts.append([output.outputs[0].token_ids for output in llm.generate(prompts(2), params)])
+    assert texts[0] == texts[1] and given and set(given) == {0.5}
 
 
 def test_a_parallel_chain_ends_where_the_head_finds_it_unlikely() -> None:

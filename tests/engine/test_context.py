@@ -15,7 +15,7 @@ from paceline.cache.slots import Slots
 from paceline.drafters.tree import PADDING, ROOT, Proposal
 from paceline.engine.context import DraftContext
 from paceline.params import SamplingParams
-from paceline.sampling.noise import SAMPLE, gumbel
+from paceline.sampling.noise import DRAFT, SAMPLE, gumbel
 from paceline.sampling.processors import process
 from paceline.sampling.rules import RULES
 from paceline.sampling.state import Rows, SamplerState, Words
@@ -125,6 +125,27 @@ def test_several_parents_at_once_get_what_each_gets_alone(seed: int, likeliest: 
     assert torch.equal(first.sizes, second.sizes) and same(first.probs, second.probs)
     assert (first.probs is not None) == RULES[acceptance].needs_probs
     assert torch.equal(together.scores(), alone.scores())
+
+
+@pytest.mark.parametrize("acceptance", RULES)
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
+def test_noise_counts_as_much_as_a_drafter_says_where_it_is_the_targets_own(
+    weight: float, count: int, acceptance: str
+) -> None:
+    """Else drafts are drawn from the distribution that is told, whatever it says."""
+    state = make_state([{"temperature": 0.5, "seed": slot} for slot in range(4)])
+    logits = random_logits(random.Random(1), len(SLOTS), 1, V)
+    context, root = context_of(state, acceptance), torch.full((len(SLOTS), 1), ROOT)
+    drawn = context.draw(logits, root, count, weight=weight).tokens[:, 0]
+    shared, slots = RULES[acceptance].shares_noise, torch.tensor(SLOTS)
+    places = state.table.lengths[slots]
+    stream, extra = (SAMPLE, None) if shared else (DRAFT, places)
+    values = gumbel(state.keys(slots), places, stream, V, extra)
+    wanted = logits[:, 0] / 0.5 + (weight if shared else 1.0) * values
+    assert drawn.tolist() == wanted.topk(count).indices.tolist()
+    if shared and count > 1:
+        assert torch.allclose(context.scores(), torch.log_softmax(wanted, 1).gather(1, drawn), atol=1e-5)
 
 
 @pytest.mark.parametrize("acceptance", RULES)

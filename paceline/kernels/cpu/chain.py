@@ -135,10 +135,10 @@ def pick(logits: Tensor, picking: Picking) -> Tensor:
 
 def _picking(picking: Picking) -> PickingStruct:
     """Points at tensors that the caller holds."""
-    slots, temperature, greedy, seeds, samples, positions, stream, extra, tables = picking
+    slots, temperature, greedy, seeds, samples, positions, stream, extra, tables, weight = picking
     columns = map(_address, (slots, seeds, samples, positions, extra))
     keys = KeysStruct(*columns, *(_address(table, torch.float64) for table in tables), stream)
-    return PickingStruct(_address(temperature, torch.float32), _address(greedy), keys)
+    return PickingStruct(_address(temperature, torch.float32), _address(greedy), keys, weight)
 
 
 def _address(tensor: Tensor | None, dtype: torch.dtype = torch.int64) -> int | None:

@@ -101,7 +101,7 @@ class KeysStruct(Structure):
 
 
 class PickingStruct(Structure):
-    _fields_ = [("temperature", c_void_p), ("greedy", c_void_p), ("keys", KeysStruct)]
+    _fields_ = [("temperature", c_void_p), ("greedy", c_void_p), ("keys", KeysStruct), ("weight", c_float)]
 
 
 class LinkStruct(Structure):

@@ -235,6 +235,7 @@ def _sample_kernel(
     ints,
     floats,
     ahead,
+    weight,
     STREAM: tl.constexpr,
     NUMBERS: tl.constexpr,
     COUNT: tl.constexpr,
@@ -272,14 +273,14 @@ def _sample_kernel(
     if out is not None:
         values = tl.div_rn(values, heat)
         if not greedily:
-            values += _gumbel(bits, place < vocabulary, inverse, logarithm)
+            values += weight * _gumbel(bits, place < vocabulary, inverse, logarithm)
         tl.store(out + row * vocabulary + place, values, place < vocabulary)
     elif COUNT == 1 and sums is None:
         best = tl.full([], 0, tl.int64)
         if greedily:
             best = tl.max(keys_of(tl.div_rn(values, heat), ids), 0)
         else:
-            rough = values * (1.0 / heat) + _rough_gumbel(bits)
+            rough = values * (1.0 / heat) + weight * _rough_gumbel(bits)
             wanted = _may_win(rough, tl.max(rough, 0))
             found = tl.sum(tl.where(wanted, tl.arange(0, BLOCK) + _ONE, 0), 0)
             if found // _ONE == 1:  # nearly always
@@ -288,16 +289,16 @@ def _sample_kernel(
                 if names is not None:
                     name = tl.load(names + only).to(tl.int32)
                 value = tl.div_rn(tl.load(logits + only).to(tl.float32), heat)
-                value += _gumbel(_bits(words, name), True, inverse, logarithm)
+                value += weight * _gumbel(_bits(words, name), True, inverse, logarithm)
                 best = keys_of(value, only if NUMBERS else name)
             else:
-                exact = tl.div_rn(values, heat) + _gumbel(bits, wanted, inverse, logarithm)
+                exact = tl.div_rn(values, heat) + weight * _gumbel(bits, wanted, inverse, logarithm)
                 best = tl.max(keys_of(tl.where(wanted, exact, -float("inf")), ids), 0)
         tl.store(keys + to, best)
     else:
         values *= 1.0 / heat
         if not greedily:
-            values += _rough_gumbel(bits)
+            values += weight * _rough_gumbel(bits)
         if sums is not None:
             _sum_up(sums + to, values)
         wanted = _candidates(values, GROUPS)
@@ -309,13 +310,13 @@ def _sample_kernel(
                 name = tl.load(names + only, there, 0).to(tl.int32)
             value = tl.div_rn(tl.load(logits + only, there, -float("inf")).to(tl.float32), heat)
             if not greedily:
-                value += _gumbel(_bits(words, name), there, inverse, logarithm)
+                value += weight * _gumbel(_bits(words, name), there, inverse, logarithm)
             few = tl.where(there, keys_of(value, only if NUMBERS else name), NO_KEY)
             _leave_few(keys + to * COUNT, few, room + to * 2 * ROOM, COUNT, ROOM)
         else:
             values = tl.div_rn(tl.load(logits + place, wanted, -float("inf")).to(tl.float32), heat)
             if not greedily:
-                values += tl.where(wanted, _gumbel(bits, wanted, inverse, logarithm), 0.0)
+                values += weight * tl.where(wanted, _gumbel(bits, wanted, inverse, logarithm), 0.0)
             _leave(keys + to * COUNT, values, ids, COUNT)
 
 
@@ -435,7 +436,7 @@ def _sample(
             keyed.ids,
             keyed.rows,
         ),
-        *(*keyed.tables, logits.shape[1], logits.stride(0), *strides, keyed.ahead),
+        *(*keyed.tables, logits.shape[1], logits.stride(0), *strides, keyed.ahead, keyed.weight),
         STREAM=keyed.stream,
         NUMBERS=keyed.numbers,
         **sizes,

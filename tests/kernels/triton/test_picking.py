@@ -21,12 +21,12 @@ PLACES = torch.tensor([4, 0, 3, 2, 1, 0])  # the slot of each row
 POSITIONS = torch.tensor([0, 7, 100_000, 1, 5, 8])
 
 
-def by_tensors(logits: Tensor, stream: int, extra: Tensor | None, divided: bool = False) -> Tensor:
+def by_tensors(logits: Tensor, stream: int, extra: Tensor | None, divided: bool = False, weight: float = 1.0) -> Tensor:
     """On the CPU, with none of the library's noise."""
     seeds, samples, greedy = SLOTS[PLACES].unbind(1)
     values = noise._gumbel(Keys(seeds, samples), POSITIONS + 1, stream, logits.shape[1], extra)
     processed = logits if divided else logits / WARMTH[PLACES, None]
-    return argmax(torch.where(greedy[:, None] != 0, processed, processed + values))
+    return argmax(torch.where(greedy[:, None] != 0, processed, processed + weight * values))
 
 
 def keyed(device: torch.device, stream: int, extra: Tensor | None, ids: Tensor | None = None) -> Keyed:
@@ -60,17 +60,20 @@ def test_samples_are_those_of_tensor_operations(
     assert sample(wide, *where, how).tolist() == by_tensors(logits, stream, extra).tolist()
     found = sample(wide, *where, how._replace(temperature=None))
     assert found.tolist() == by_tensors(logits, stream, extra, divided=True).tolist()
+    for weight in (0.0, 0.7):
+        found = sample(wide, *where, how._replace(weight=weight))
+        assert found.tolist() == by_tensors(logits, stream, extra, weight=weight).tolist()
 
 
-@pytest.mark.parametrize("spread", [0.3, 3.0, 1e4, 1e30])
-def test_exact_noise_is_made_for_whatever_may_win(spread: float, device: torch.device) -> None:
+@pytest.mark.parametrize(("spread", "weight"), [(0.3, 1.0), (3.0, 1.0), (3.0, 0.7), (1e4, 1.0), (1e30, 1.0)])
+def test_exact_noise_is_made_for_whatever_may_win(spread: float, weight: float, device: torch.device) -> None:
     """Logits among which one token nearly wins by itself, or many are equals, or some are no numbers."""
     from paceline.kernels.triton.picking import sample
 
     seeds, samples, _ = SLOTS[PLACES].unbind(1)
     values = noise._gumbel(Keys(seeds, samples), POSITIONS + 1, noise.SAMPLE, 3000)
     logits = made(3000, spread)
-    logits[1] = -(WARMTH[PLACES[1]] * values[1])  # what noise takes away: all are equals but for rounding
+    logits[1] = -(WARMTH[PLACES[1]] * weight * values[1])  # what noise takes away: all are equals but for rounding
     logits[4, 5::7] = -INF
     logits[4, 1024:2048] = -INF  # all of a program's
     logits[5, 1500], logits[5, 2900] = INF, INF
@@ -79,8 +82,9 @@ def test_exact_noise_is_made_for_whatever_may_win(spread: float, device: torch.d
     wrong[4] = -INF
     where = PLACES.to(device), POSITIONS.to(device)
     for given in (logits, wrong):
-        found = sample(given.to(device), *where, keyed(device, noise.SAMPLE, None)).tolist()
-        assert found == by_tensors(given, noise.SAMPLE, None).tolist()
+        how = keyed(device, noise.SAMPLE, None)._replace(weight=weight)
+        found = sample(given.to(device), *where, how).tolist()
+        assert found == by_tensors(given, noise.SAMPLE, None, weight=weight).tolist()
     assert found == [-1] * len(PLACES)
 
 
@@ -175,14 +179,16 @@ def test_a_row_is_picked_alike_alone_and_among_others(device: torch.device) -> N
         assert own.tolist() == [together[row]]
 
 
-def test_perturbed_logits_are_those_of_tensor_operations(device: torch.device) -> None:
+@pytest.mark.parametrize("weight", [1.0, 0.7])
+def test_perturbed_logits_are_those_of_tensor_operations(weight: float, device: torch.device) -> None:
     from paceline.kernels.triton.picking import perturb
 
     logits = made(90, 1.0)
     seeds, samples, greedy = SLOTS[PLACES].unbind(1)
     values = noise._gumbel(Keys(seeds, samples), POSITIONS + 1, noise.SAMPLE, 90)
-    expected = torch.where(greedy[:, None] != 0, logits, logits / WARMTH[PLACES, None] + values)
-    found = perturb(logits.to(device), PLACES.to(device), POSITIONS.to(device), keyed(device, noise.SAMPLE, None))
+    expected = torch.where(greedy[:, None] != 0, logits, logits / WARMTH[PLACES, None] + weight * values)
+    how = keyed(device, noise.SAMPLE, None)._replace(weight=weight)
+    found = perturb(logits.to(device), PLACES.to(device), POSITIONS.to(device), how)
     assert found.cpu().equal(expected)
 
 
@@ -194,9 +200,10 @@ def test_keys_that_nobody_left_name_nothing(device: torch.device) -> None:
     assert picking.decide(keys).tolist() == [-1, -1]
 
 
+@pytest.mark.parametrize("weight", [1.0, 0.7])
 @pytest.mark.parametrize("few", [True, False])
 def test_several_are_found_among_few_candidates_and_among_many(
-    few: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    few: bool, weight: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from paceline.kernels.triton import picking
 
@@ -210,7 +217,8 @@ def test_several_are_found_among_few_candidates_and_among_many(
     watch("_leave", leave)
     if not few:
         monkeypatch.setattr(picking, "CANDIDATES", 1)
-    logits, where, how = made(9000, 9.0).to(device), (PLACES.to(device), POSITIONS.to(device)), keyed(device, 0, None)
+    logits, where = made(9000, 9.0).to(device), (PLACES.to(device), POSITIONS.to(device))
+    how = keyed(device, 0, None)._replace(weight=weight)
     for count in (2, 5, 8):
         keys = picking.sample_keys(logits, *where, how, count)
         truly = picking.perturb(logits, *where, how).topk(count)

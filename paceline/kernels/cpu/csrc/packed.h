@@ -163,8 +163,9 @@ struct Path {
     int64_t (*largest)(const float* x, int64_t n);  // where; the first of equals; -1 if nothing is above -inf or one is NaN
     void (*exponentials)(const float* x, int64_t n, float* out);
     void (*gumbel)(const Noise& noise, int64_t begin, int64_t end, float* out);  // of tokens begin … end - 1
-    // Temperature and noise for some of x, as far as they may be larger than x[top] will be; ids: the tokens x stands for.
-    void (*disturb)(const float* x, float temperature, const Noise& noise, const int64_t* ids, int64_t top, int64_t begin, int64_t end, float* out);
+    // Temperature and noise, which counts as much as weight says, for some of x, as far as they may be larger than x[top]
+    // will be; ids: the tokens x stands for.
+    void (*disturb)(const float* x, float temperature, const Noise& noise, float weight, const int64_t* ids, int64_t top, int64_t begin, int64_t end, float* out);
 };
 
 const Path* portable_path();

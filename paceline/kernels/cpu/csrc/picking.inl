@@ -40,6 +40,6 @@ struct Picker {
     }
     bool noisy(int64_t r) const { return picking->noisy(r) && out[r] >= 0; }
     void disturb(int64_t r, int64_t begin, int64_t end) const {
-        path().disturb(logits + r * size, picking->divisor(r), picking->keys.noise(r, step), ids, out[r], begin, end, space + r * size);
+        path().disturb(logits + r * size, picking->divisor(r), picking->keys.noise(r, step), picking->weight, ids, out[r], begin, end, space + r * size);
     }
 };

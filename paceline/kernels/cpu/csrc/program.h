@@ -110,6 +110,7 @@ struct Picking {
     const float* temperature;  // a column; nullptr: they have been divided
     const int64_t* greedy;     // a column; not 0: without noise
     Keys keys;                 // of a chain: those of the first draft
+    float weight;              // of the noise
 
     float divisor(int64_t row) const { return temperature ? temperature[keys.place(row)] : 1; }
     bool noisy(int64_t row) const { return !greedy[keys.place(row)]; }

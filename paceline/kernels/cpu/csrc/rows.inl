@@ -437,16 +437,16 @@ void gumbel(const Noise& noise, int64_t begin, int64_t end, float* out) {
     for (int64_t i = begin; i < end; ++i) out[i] = gumbel_of(mixed(mixed(uint32_t(i) ^ noise.first) + noise.second), noise);
 }
 
-// out[i] = x[i] / temperature + noise, for the tokens that may be the largest; -inf for those that cannot be, most of
+// out[i] = x[i] / temperature + weight * noise, for the tokens that may be the largest; -inf for those that cannot be, most of
 // them: `top`, some token, is larger. With w = 2^32 - 1 - bits a token's noise is at most -log((w + 0.5) / 2^32), so it
-// can only reach the top's y if w + 0.5 <= 2^32 exp(x / temperature - y). Sums round by a share of themselves, so y is
+// can only reach the top's y if w + 0.5 <= 2^32 exp((x / temperature - y) / weight). Sums round by a share of themselves, so y is
 // taken lower by more than two of them, and the bound is widened by more than all other roundings on the way together;
 // what is no number passes.
-void disturb(const float* x, float temperature, const Noise& noise, const int64_t* ids, int64_t top, int64_t begin, int64_t end, float* out) {
+void disturb(const float* x, float temperature, const Noise& noise, float weight, const int64_t* ids, int64_t top, int64_t begin, int64_t end, float* out) {
     const auto bits_of = [&](int64_t i) { return mixed(mixed(uint32_t(ids ? ids[i] : i) ^ noise.first) + noise.second); };
-    const float y = x[top] / temperature + gumbel_of(bits_of(top), noise);
+    const float y = x[top] / temperature + weight * gumbel_of(bits_of(top), noise);
     const float low = y - std::fabs(y) * 0x1p-21f;
-    for (int64_t i = begin; i < end; ++i) out[i] = x[i] / temperature - low;
+    for (int64_t i = begin; i < end; ++i) out[i] = (x[i] / temperature - low) * (1 / weight);
     exponentials(out + begin, end - begin, out + begin);
     for (int64_t i = begin; i < end; i += 16) {
         const int count = int(end - i < 16 ? end - i : 16);
@@ -457,7 +457,7 @@ void disturb(const float* x, float temperature, const Noise& noise, const int64_
         for (int l = 0; l < 16; ++l) any |= may[l];
         for (int l = 0; l < count; ++l) out[i + l] = -INFINITY;
         for (int l = 0; any && l < count; ++l)
-            if (may[l]) out[i + l] = x[i + l] / temperature + gumbel_of(bits[l], noise);
+            if (may[l]) out[i + l] = x[i + l] / temperature + weight * gumbel_of(bits[l], noise);
     }
 }
 
