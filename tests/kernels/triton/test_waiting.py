@@ -98,10 +98,12 @@ def test_neither_company_nor_who_asks_for_what_changes_a_rows_bits(
     for part in (slice(0, 1), slice(5, 18)):
         some = run(net, ids[part], (1,))
         assert torch.equal(some.logits, whole.logits[part]) and torch.equal(some.tapped, whole.tapped[part])
-    for taps in ((), (FINAL,), (FINAL, 1)):
+    for taps in ((), (FINAL,), (FINAL, 1), (1, FINAL, 1)):
         other = run(net, ids, taps)
         assert torch.equal(other.logits, whole.logits), "also where a drafter reads what the last norm gives"
         assert torch.equal(other.final, whole.final)
+        states = [whole.final if boundary == FINAL else whole.tapped for boundary in taps]
+        assert other.tapped is None if not taps else torch.equal(other.tapped, torch.cat(states, dim=1))
     assert torch.equal(run(net, ids, rows=picked).logits, whole.logits[picked])
     assert torch.equal(run(net, ids, rows=picked, best=False).logits, whole.logits[picked])
     greedy = run(net, ids, best=False)
