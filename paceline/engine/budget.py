@@ -75,7 +75,7 @@ class MeasuredBudget:
         for record in self._unseen(history):
             self._learn(record)
         load = self._load(num_running)
-        load.left, load.rested = load.left - 1, load.rested + 1
+        load.pass_round()
         if load.left < 0:
             seconds = self._seconds(load)
             load.decide({nodes: self._luck.tokens(nodes) / seconds[nodes] for nodes in seconds})
@@ -145,7 +145,12 @@ class Load:
     left: int = 0  # rounds until the next decision
     rest: int = REST
     rested: int = 0
-    looks: int = 0
+    saved: float = 0.0  # rounds of the best that a look may cost
+    looks: int = 0  # and how many of them were at others than 0
+    others: int = 0
+
+    def pass_round(self) -> None:
+        self.left, self.rested, self.saved = self.left - 1, self.rested + 1, min(self.saved + LOOKS, TRIAL)
 
     def spend(self, nodes: int, seconds: float) -> None:
         self.spent[nodes] = [*self.spent.get(nodes, ())[1 - RECENT :], seconds]
@@ -170,19 +175,26 @@ class Load:
         """The best, and now and then another."""
         before, first = self.arm, max(rates, key=rates.__getitem__)
         if self.best not in rates or rates[first] > CLEARLY * rates[self.best]:
-            self.best, self.rest, self.rested = first, REST, 0
+            self.best, self.rest, self.rested, self.saved = first, REST, 0, 0.0
         self.arm = self.best
         if self.rested >= self.rest and len(rates) > 1:
-            others = sorted(rates.keys() - {self.best}, key=lambda nodes: -rates[nodes])
-            hopeful = [nodes for nodes in others if rates[nodes] > HOPE * rates[self.best]] or others[:1]
-            arm = 0 if self.best and self.looks % 2 == 0 else hopeful[self.looks // 2 % len(hopeful)]
-            if LOOKS * self.rested >= TRIAL * (1 - rates[arm] / rates[self.best]):
-                self.arm, self.looks = arm, self.looks + 1
-                self.rest, self.rested = min(2 * self.rest, LONGEST_REST), 0
+            self._look(rates)
         spent = self.spent.get(self.arm, [])
         if self.arm != before:
             self.spent[self.arm] = spent[-KNOWN:]  # times may have changed
         self.left = (SETTLED if self.arm == self.best and len(spent) >= KNOWN else TRIAL) - 1
+
+    def _look(self, rates: Mapping[int, float]) -> None:
+        """At 0 and at others in turns; what costs too much as yet holds nobody up."""
+        others = sorted(rates.keys() - {self.best}, key=lambda nodes: -rates[nodes])
+        hopeful = [nodes for nodes in others if rates[nodes] > HOPE * rates[self.best]] or others[:1]
+        turn = hopeful[self.others % len(hopeful)]
+        for arm in (0, turn) if self.best and self.looks % 2 == 0 else (turn,):
+            cost = TRIAL * (1 - rates[arm] / rates[self.best])
+            if cost <= self.saved:
+                self.arm, self.looks, self.others = arm, self.looks + 1, self.others + (arm == turn)
+                self.rest, self.rested, self.saved = min(2 * self.rest, LONGEST_REST), 0, self.saved - cost
+                return
 
 
 def usual(spent: list[float]) -> float:
