@@ -189,7 +189,8 @@ def _kernels(llm: LLM, prompts: list[list[int]], sizes: tuple[int, int], **sampl
 
 
 def added(events: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
-    """Of kernels that overlap, by how much each ended later than all before it; and when none ran."""
+    """Of kernels that overlap, and end in the order they began, by how much each ended later than all before it; and
+    when none ran."""
     now = -math.inf
     for event in sorted(events, key=lambda event: (event["ts"] + event["dur"], event["ts"])):
         end = event["ts"] + event["dur"]

@@ -5,7 +5,10 @@ vLLM runs in a process of its own (`gpu_vllm.py`) by the Python given as --peer-
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -171,20 +174,34 @@ def ask_vllm(bench: Bench, options: dict[str, Any], runs: list[Run], served: Ite
     path = bench.folder / "job.json"
     path.write_text(json.dumps(job))
     script = Path(__file__).with_name("gpu_vllm.py")
-    told = [bench.folder / name for name in ("vllm.out", "vllm.err")]  # files: a pipe stays open as long as any child
-    with told[0].open("w") as out, told[1].open("w") as err:
-        call = [bench.options.peer_python, str(script), str(path)]
-        code = subprocess.run(call, stdout=out, stderr=err, timeout=PATIENCE).returncode
+    told = [bench.folder / name for name in ("vllm.out", "vllm.err")]
+    code = _finish([bench.options.peer_python, str(script), str(path)], told)
     printed, errors = (one.read_text(errors="replace") for one in told)
     answers = [line for line in printed.splitlines() if line.startswith(MARK)]
     if code or not answers:
-        raise SystemExit(f"vLLM's process ended with code {code}:\n{printed[-8000:]}{errors[-2000:]}")
+        ended = f"had not ended after {PATIENCE:g} seconds" if code is None else f"ended with code {code}"
+        raise SystemExit(f"vLLM's process {ended}:\n{printed[-8000:]}{errors[-2000:]}")
     found: dict[str, Any] = json.loads(answers[-1].removeprefix(MARK))
     for run in (*job["runs"], *job["served"]):
         asked, made = len(run["prompts"]) * run["new"], found[run["name"]]["tokens"]
         if made != asked:
             raise SystemExit(f"vLLM made {made} tokens in {run['name']!r}, not {asked}")
     return found
+
+
+def _finish(call: list[str], told: list[Path]) -> int | None:
+    """A program's exit code, what it prints in files: a pipe stays open as long as any child. None: it had not ended in
+    time. Its children, one of which may hold the device, end with it."""
+    with told[0].open("w") as out, told[1].open("w") as err:
+        program = subprocess.Popen(call, stdout=out, stderr=err, start_new_session=True)
+        try:
+            return program.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # all have ended
+                os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
 
 
 def export(model: str, folder: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import contextlib
+from collections.abc import AsyncIterator, Generator, Iterator
 
 import numpy as np
 from gpu_arrivals import arrivals, ask
@@ -14,7 +15,7 @@ from paceline import AsyncLLM
 
 INPUT, OUTPUT = 2048, 300
 CROWD = 64  # requests, and how many run at the same time
-FIRST = 4  # more, asked before: whatever is made once is made then
+BEFORE = 4  # more, asked before: whatever is made once is made then
 
 
 def serving(bench: Bench) -> Iterator[Row]:
@@ -26,21 +27,22 @@ def serving(bench: Bench) -> Iterator[Row]:
     length = taken + new + 64
     model = bench.shape(shape, length)
     options = {"load_format": "dummy", "max_model_len": length, "max_num_seqs": CROWD}
-    runs = [{"name": "before", "due": [0.0] * FIRST}]
+    runs = [{"name": "before", "due": [0.0] * BEFORE}]
     runs += [{"name": f"{rate:g}", "due": arrivals(count, rate)} for rate in rates]
     for number, run in enumerate(runs):
         run |= {"prompts": random_prompts(len(run["due"]), taken, 256 if bench.quick else 49152, number), "new": new}
     told = {"shape": shape, "input": taken, "output": new, "requests": count}
-    for rate, found in zip([None, *rates], _ours(bench, model, options, runs)):
-        if rate is not None:
-            yield _row("paceline", {**told, "rate": rate}, found)
+    with contextlib.closing(_ours(bench, model, options, runs)) as ours:  # before vLLM's begins
+        for rate, found in zip([None, *rates], ours):
+            if rate is not None:
+                yield _row("paceline", {**told, "rate": rate}, found)
     if bench.options.peer_python:
         answered = ask_vllm(bench, {"model": model, **options, "seed": 0}, [], runs)
         for rate in rates:
             yield _row("vLLM", {**told, "rate": rate}, answered[f"{rate:g}"])
 
 
-def _ours(bench: Bench, model: str, options: Row, runs: list[Row]) -> Iterator[Row]:
+def _ours(bench: Bench, model: str, options: Row, runs: list[Row]) -> Generator[Row]:
     """What came of each run."""
     given = {"device": bench.options.device, "dtype": bench.options.dtype, "prefix_caching": False, "seed": 0}
     if bench.options.kernels:

@@ -6,9 +6,12 @@ No time is judged.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import re
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -238,7 +241,8 @@ class AsyncLLMEngine:
         for count in (1, 0, params.max_tokens - 1):
             yield Made(outputs=[Made(token_ids=[0] * count)])
     def shutdown(self):
-        print("shut down")
+        import pathlib
+        pathlib.Path(__file__).with_name("shut-down").touch()
 """
 KINDS = """
 class RequestOutputKind:
@@ -293,6 +297,66 @@ def test_vllm_is_served_the_same_requests_at_the_same_times(
     assert [row["requests"] for row in rows] == [6, 6] and "rounds" not in rows[1]
     text = figures.render("gpu_serving", tmp_path / "results")
     assert text.index("| 20 | paceline |") < text.index("| 20 | vLLM |")
+    assert (tmp_path / "path" / "vllm" / "shut-down").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "told"),
+    [
+        (0, "talk\nanswer: {}", None),
+        (None, "answer: {}\ntalk", None),  # it hung behind its answer
+        (None, "talk", "had not ended after 420 seconds:\ntalk"),
+        (3, "answer: {}", "ended with code 3:"),
+    ],
+)
+def test_what_the_peer_answered_counts_however_it_ended(
+    code: int | None, printed: str, told: str | None, script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def finish(call: list[str], files: list[Path]) -> int | None:
+        for file, text in zip(files, (printed, "an error's lines")):
+            file.write_text(text)
+        return code
+
+    module = sys.modules["gpu_peer"]
+    monkeypatch.setattr(module, "_finish", finish)
+    bench = SimpleNamespace(options=SimpleNamespace(dtype="bfloat16", peer_python="python"), folder=tmp_path)
+    if told is None:
+        assert module.ask_vllm(bench, {}, []) == {}
+        return
+    with pytest.raises(SystemExit, match=told) as refused:
+        module.ask_vllm(bench, {}, [])
+    assert "an error's lines" in str(refused.value)
+
+
+CHILD = """
+import fcntl, pathlib, sys, time
+place = open(sys.argv[1], "w")
+fcntl.flock(place, fcntl.LOCK_EX)
+pathlib.Path(sys.argv[2]).touch()
+time.sleep(100)
+place.write("it ended by itself")
+"""
+
+
+def test_a_peer_that_hangs_ends_with_its_children(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module, locked, began = sys.modules["gpu_peer"], tmp_path / "locked", tmp_path / "began"
+
+    class Late(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            while timeout is not None:  # until the child is there, however long that takes here
+                if began.exists():
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+                time.sleep(0.01)
+            return super().wait()
+
+    monkeypatch.setattr(module.subprocess, "Popen", Late)
+    program = "import subprocess, sys; print('so far', flush=True); subprocess.run(sys.argv[1:])"
+    call = [sys.executable, "-c", program, sys.executable, "-c", CHILD, str(locked), str(began)]
+    assert module._finish(call, [tmp_path / "out", tmp_path / "err"]) is None
+    assert (tmp_path / "out").read_text() == "so far\n"
+    with locked.open() as place:
+        fcntl.flock(place, fcntl.LOCK_EX)  # waits for the child's end
+        assert place.read() == ""
 
 
 def test_requests_come_when_they_are_due_and_their_tokens_are_told(script: Any) -> None:
