@@ -115,8 +115,9 @@ class Context(Protocol):
         temperature and noise for that node. A parent of PADDING gets none. likeliest: under a rule that asks for the
         distribution of draws, take the likeliest instead of drawing, so that the tree may be pruned. ids [V']: the
         target's id of each logit, for a drafter that knows some of the tokens; None: they are all there, in order.
-        weight: of the noise, where it is the target's own. A drafter that is seldom wrong counts all of it; for one
-        that errs less is better, since the target's logits are spread wider around its own than the noise takes them.
+        weight: of the noise, from 0 to 1, where it is the target's own. A drafter that is seldom wrong counts all of
+        it; for one that errs less is better, since the target's logits are spread wider around its own than the noise
+        takes them.
         """
         ...
 

@@ -313,6 +313,7 @@ class DraftContext:
 
     def _noise(self, lengths: Tensor, weight: float) -> Noise:
         """The target's own noise where the rule shares it, so that both agree more often."""
+        assert 0.0 <= weight <= 1.0, "a part of the noise"
         return Noise(noise.SAMPLE, None, weight) if self._rule.shares_noise else Noise(noise.DRAFT, lengths, 1.0)
 
     def _perturbed(self, processed: Tensor, rows: Rows, keyed_by: Noise) -> Tensor:

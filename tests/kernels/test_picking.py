@@ -49,7 +49,7 @@ def test_picks_are_those_of_tensor_operations(
                 assert pick(logits, picking()).tolist() == by_tensors(logits).tolist()
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.01, 0.7, 1.0])
+@pytest.mark.parametrize("weight", [0.0, 1e-45, 0.01, 0.7, 1.0])
 @pytest.mark.parametrize("far", [0.0, 1e4, -1e4, 3e5, -3e5])
 def test_noise_counts_where_sums_are_rounded_coarsely(far: float, weight: float) -> None:
     """Of large logits many sums are equal: also those whose noise is a little less win, if their ids are lower."""

@@ -274,9 +274,8 @@ def _abreast(tiles: Tiles, m: int, positions: int, depth: int, shape: dict[str, 
     if depth + looking.ADDED.value - 1 > positions or not fitting:
         return 0
 
-    each = len(tiles.first) * -(-group // m) * kv_heads * NARROW["num_warps"]
-    most = fitting[-1]
-    return next((rows for rows in fitting if -(-tiles.rows // rows) * each <= WARPS), most)
+    each = len(tiles.first) * -(-group // m) * kv_heads * _way(shape, size)["num_warps"]
+    return next((rows for rows in fitting if -(-tiles.rows // rows) * each <= WARPS), fitting[-1])
 
 
 def _leaves_room(tiles: Tiles, shape: dict[str, Any]) -> bool:
@@ -290,15 +289,24 @@ def _padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length() if width else 0)
 
 
+def _wide(shape: dict[str, Any], size: int) -> int:
+    """Values of a head, as if they had 16 bits."""
+    return int(max(shape["WIDE_PAD"], shape["MAIN_PAD"])) * size // 2
+
+
+def _way(shape: dict[str, Any], size: int) -> dict[str, int]:
+    return NARROW if _wide(shape, size) <= 128 else WIDE
+
+
 def _config(tiles: Tiles, shape: dict[str, Any], tree: bool, size: int) -> tuple[int, int, dict[str, Any]]:
     """The (row, head) pairs of a program, the positions of a block, how it is compiled; size: bytes of a value."""
-    wide = max(shape["WIDE_PAD"], shape["MAIN_PAD"]) * size // 2
+    wide = _wide(shape, size)
     # A node's program has all pairs of its neighbours too, so there are few. What a wide head comes to fills the
     # registers, and float32 is multiplied without tensor cores.
     few = wide > 256 or size > 2 or (tree and not tiles.long) or _leaves_room(tiles, shape)
     # Rows of a tree that have no programs of their own take twice the registers.
     m = min(LEAST if few else PAIRS // 2 if tree else PAIRS, _padded(tiles.rows * shape["GROUP"]))
-    way = NARROW if wide <= 128 else WIDE
+    way = _way(shape, size)
     keys = shape["MAIN_PAD"] + (shape["TAIL_PAD"] if shape["TAIL"] else 0)
     position = (keys + (0 if shape["LATENT"] else shape["WIDE_PAD"])) * size  # bytes of one
     block = max(BLOCKS[0], min(BLOCKS[1], 1 << ((BLOCK // position).bit_length() - 1)))

@@ -42,7 +42,7 @@ def where_fed(owner, start, behind, real, first, pages, page_row, null, SIZE: tl
 
 
 @triton.jit
-def feed(out, there, num_rows, token, real, place, position, null, SIZE: tl.constexpr):
+def feed(out, there, num_rows, token, real, place, position, null):
     """Rows that are fed, as `Fed.fields` has them, where they are there. place: by `where_fed`, of rows that may be
     real; those that are not are nobody's."""
     slot, base, line, write, lowest = place
@@ -87,17 +87,7 @@ def _branch_kernel(
             if seat >= 0:
                 real, to = fed + seat + 1 < limit, of * width + seat
                 place = where_fed(owner, start, fed + seat, real, first, pages, page_row, null, SIZE)
-                feed(
-                    out + to,
-                    seat >= 0,
-                    num_rows,
-                    token,
-                    real,
-                    place,
-                    tl.minimum(start + level, longest - 1),
-                    null,
-                    SIZE,
-                )
+                feed(out + to, seat >= 0, num_rows, token, real, place, tl.minimum(start + level, longest - 1), null)
                 above = tl.load(paths + seat * (level + 1) + depth, depth <= level, -1)
                 tl.store(path + to * (level + 1) + depth, tl.where(real, above, -1), depth <= level)
                 tl.store(given + to * STATE + column, state, column < STATE)

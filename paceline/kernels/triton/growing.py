@@ -69,9 +69,9 @@ def _grow_kernel(
     left = tl.load(keys + at[:, None] * CHILDREN + key, inside[:, None] & (key < parts * CHILDREN), picking.NO_KEY)
     # The halves of keys one after the other: 32 bits are compared in one go. What is found is put together at the end.
     high, low = (left >> 32).to(tl.int32), (left & 0xFFFFFFFF).to(tl.int32)
-    rank = tl.full([LANES, KEYS], CHILDREN, tl.int32)
+    rank = tl.full([LANES, KEYS], KIDS, tl.int32)  # none
     for child in tl.static_range(CHILDREN):
-        top = high == tl.max(high, 1)[:, None]
+        top = (high == tl.max(high, 1)[:, None]) & (rank == KIDS)
         top = top & (low == tl.max(tl.where(top, low, _LEAST), 1)[:, None])
         high, rank = tl.where(top, _LEAST, high), tl.where(top, child, rank)
     best = tl.max(tl.where(rank[:, :, None] == kid[:, None, :], left[:, :, None], picking.NO_KEY), 1)
@@ -97,7 +97,7 @@ def _grow_kernel(
         said = tl.sum(tl.where(seated, said[:, None], 0), 0)
         chosen, said = said % _MOST - 1, said // _MOST
         real, to = (chosen >= 0) & open, of * WIDTH + seat
-        feed(out + to, there, num_rows, said, real, place, tl.minimum(start + level, longest - 1), null, SIZE)
+        feed(out + to, there, num_rows, said, real, place, tl.minimum(start + level, longest - 1), null)
         tl.store(grown + to, tl.where(real, begins + chosen, _PADDING), there)
         parent, depth = of * ROWS + tl.maximum(chosen, 0) // CHILDREN, tl.arange(0, DEPTH)[None, :]
         lines = tl.full([SEATS, DEPTH], -1, tl.int64)

@@ -242,9 +242,7 @@ def look(
     if OWN > 0:
         chunk0, sharing = tl.where(alone, own_chunk, lowest_chunk), tl.where(alone, own_busy, busy)
         mine = ok & ((row == lone_row) | (number < subs * splits))
-    if split >= sharing:
-        if OLD:
-            wait_for_all(first_of_all, PDL)
+    if split >= sharing:  # never the first of all: it has the first part of what is shared, and so waits further down
         return
     chunk0 += split  # and every `sharing`-th behind it
     table += owner * table_stride

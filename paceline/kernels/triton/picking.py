@@ -4,7 +4,7 @@ To the bit what `sampling/noise.py` and `sampling/verify.argmax` make in tensor 
 noise in float64 additions and multiplications that nothing may fuse. That noise takes tables and many operations, so
 it is made for those tokens alone that may be picked: rough noise tells which, and is off by less than they are given
 room for. A program has BLOCK neighbours of one row and leaves an integer, value before id, so that the greatest of
-those is the pick and no order matters; or, where a node gets several children, as many, its greatest.
+those is the pick and no order matters; or, where a node gets several children, BLOCK_OF_SEVERAL, and as many integers.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def finite(greatest):
 
 @triton.jit
 def _sum_up(sum_at, values):
-    """The exponentials of all, added up, as shares of the greatest's."""
+    """The exponentials of all, added up, as shares of the greatest's. They may be known roughly: it shows in how likely
+    drafts are said to be, and nowhere else."""
     tl.store(sum_at, tl.sum(tl.exp(values - finite(tl.max(values, 0))), 0))
 
 
@@ -170,9 +171,10 @@ def _put_together(wanted, room, to, COUNT: tl.constexpr, ROOM: tl.constexpr):
 
 @triton.jit
 def _leave_few(to, keys, room, COUNT: tl.constexpr, ROOM: tl.constexpr):
-    """The greatest, each where as many are greater. They are put down first, and compared as they are read: else a
-    compiler has them made again by all threads that compare them."""
-    seat = tl.arange(0, ROOM)
+    """The greatest, each where as many are greater; of those of NaNs, which are equals, the first. They are put down
+    before, and compared as they are read: else a compiler has them made again by all threads that compare them."""
+    seat, broken = tl.arange(0, ROOM), keys == NAN_KEY
+    keys = tl.where(broken & (seat > tl.min(tl.where(broken, seat, ROOM), 0)), NO_KEY, keys)
     tl.store(room + ROOM + seat, keys)
     tl.debug_barrier()
     mine, others = tl.load(room + ROOM + seat), tl.load(room + ROOM + seat[:, None])

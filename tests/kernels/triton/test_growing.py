@@ -40,7 +40,13 @@ class Made:
 
 
 def grow(
-    made: Made, form: Growing, most: list[int], ids: Tensor | None, device: torch.device, longest: int = 99
+    made: Made,
+    form: Growing,
+    most: list[int],
+    ids: Tensor | None,
+    device: torch.device,
+    longest: int = 99,
+    first: Tensor | None = None,
 ) -> Drafts:
     from paceline.kernels.triton import growing
 
@@ -48,7 +54,7 @@ def grow(
     starts = torch.arange(BEGIN, BEGIN + batch, device=device)
     pages = torch.arange(6 * (batch + 1), device=device).view(batch + 1, 6)
     slots = torch.arange(batch, device=device).flip(0)
-    feeding = Feeding(slots, starts, torch.tensor(most, device=device), None, pages, 8)
+    feeding = Feeding(slots, starts, torch.tensor(most, device=device), first, pages, 8)
     states = torch.arange(batch, device=device).float()[:, None].expand(-1, WIDTH_OF_STATE).contiguous()
     head = Weight(torch.empty(0), made.logits_of.shape)
     nothing: Any = SimpleNamespace()
@@ -140,6 +146,8 @@ def test_of_equals_the_first_are_taken_and_parents_stay_before_children(device: 
     assert found[:3] == [(3,), (3, 3), (3, 3, 3)]
     made.logits_of[:] = 0.0  # all alike
     assert paths_of(grow(made, form, [6], None, device), 0)[:2] == [(0,), (1,)]
+    made.logits_of[:, 2:] = -math.inf  # fewer than a node may have
+    assert paths_of(grow(made, Growing(1, 1, 3, 3), [3], None, device), 0) == [(0,), (1,)]
 
 
 @pytest.mark.parametrize("longest", [99, BEGIN + 2])
@@ -165,3 +173,28 @@ def test_rows_that_are_fed_know_their_places_and_ancestors(longest: int, device:
     for row, place in (second.layout.slots != 3).view(3, 3).nonzero().tolist():
         grown = made.after(row, int(first.ids.view(3, 3)[row, int(above[row, place])]))
         assert int(second.named["states"].view(3, 3, -1)[row, place, 0]) == grown, "its parent's state"
+
+
+def test_a_seat_that_nobody_was_chosen_for_is_fed_nobodys_row(device: torch.device) -> None:
+    """There is room for it, but too few tokens have a chance."""
+    made, form = Made(30, seed=7), Growing(2, 3, 3, 9)
+    made.logits_of[0, 1:] = -math.inf  # the first sequence's tree begins with a single node
+    grow(made, form, [9, 9], None, device, first=torch.tensor([2, 3, 7], device=device))
+    [inputs] = made.fed
+    layout = inputs.layout
+    assert layout is not None and layout.lines is not None and layout.path is not None and inputs.ids is not None
+    own = [
+        layout.slots,
+        layout.positions,
+        layout.tree_base,
+        layout.lines,
+        layout.write,
+        layout.first,
+        layout.path[:, 0],
+    ]
+    fields = torch.stack([inputs.ids, *own], 1).view(2, 3, 8)  # type: ignore[arg-type]
+    slot, page = 1, 6  # of the first sequence, whose page after 8 positions is its second
+    assert fields[0].tolist() == [[0, slot, BEGIN, BEGIN, BEGIN, (page + 1) * 8 + BEGIN % 8, 3, 0]] + 2 * [
+        [0, 2, 0, 1, 0, 0, 0, -1]
+    ]
+    assert fields[1, :, 1].tolist() == [0, 0, 0] and fields[1, :, 6].tolist() == [2, 2, 2]

@@ -240,11 +240,12 @@ def test_keys_name_as_many_as_are_asked_for_the_best_first(device: torch.device)
             keys = torch.where(keys == keys.max(dim=1, keepdim=True).values, -(2**63) + 1, keys)
         return torch.tensor(found).t().tolist()
 
-    values = torch.full((4, 2100), -3.0)  # three programs a row
+    values = torch.full((5, 2100), -3.0)  # several programs a row
     values[0, [7, 1500, 2099]], values[1, [1023, 1024]] = torch.tensor([2.0, 2.0, 5.0]), torch.tensor([-0.0, 0.0])
     values[2], values[2, 9], values[3, 1200], values[3, 4] = -INF, 0.0, torch.nan, 1.0
+    values[4, [3, 9]], values[4, [20, 30]] = torch.nan, torch.tensor([1.0, 2.0])  # which are one
     found = named(best_keys(values.to(device), 3), 3)
-    assert found == [[2099, 7, 1500], [1023, 1024, 0], [9, -1, -1], [-1, 4, 0]]
+    assert found == [[2099, 7, 1500], [1023, 1024, 0], [9, -1, -1], [-1, 4, 0], [-1, 30, 20]]
     assert named(best_keys(values[:2, :2].to(device), 3), 3) == [[0, 1, -1]] * 2, "a vocabulary of two"
     logits, where = made(1100, 9.0).to(device), (PLACES.to(device), POSITIONS.to(device))
     how = keyed(device, noise.SAMPLE, None)
@@ -255,3 +256,17 @@ def test_keys_name_as_many_as_are_asked_for_the_best_first(device: torch.device)
     for child in range(3):
         assert [row[child] for row in sampled] == decide(sample_keys(logits, *where, how)).tolist()
         logits[range(len(sampled)), [row[child] for row in sampled]] = -INF
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.7])
+def test_a_rows_parts_say_how_likely_all_of_their_tokens_are(weight: float, device: torch.device) -> None:
+    from paceline.kernels.triton.picking import BLOCK_OF_SEVERAL, perturb, sample_keys, sums_of
+
+    logits, where = made(5000, 1.0).to(device), (PLACES.to(device), POSITIONS.to(device))
+    how = keyed(device, noise.SAMPLE, None)._replace(weight=weight)
+    sums = sums_of(logits)
+    sample_keys(logits, *where, how, 2, sums)
+    parts = perturb(logits, *where, how).split(BLOCK_OF_SEVERAL, dim=1)
+    assert len(parts) == sums.shape[1] == 2
+    for part, added in zip(parts, sums.unbind(1)):
+        assert torch.allclose(part.max(dim=1).values + added.log(), part.logsumexp(dim=1), atol=1e-3)

@@ -99,10 +99,12 @@ def test_heads_that_fill_more_than_a_program_look_at_their_rows_own_keys(
 def test_more_tiles_than_can_be_counted_look_at_their_rows_own_keys_too(
     attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    same = Same(attention, device, torch.bfloat16)
+    same, own = Same(attention, device, torch.bfloat16), list[int]()
+    watch(monkeypatch, attention, lambda given: own.append(given["OWN"]))
     wanted = same.attend(same.q, same.tree, 16, 1)
     monkeypatch.setattr(attention, "MOST_SHARED", 1)
     assert torch.equal(same.attend(same.q, same.tree, 16, 1), wanted)
+    assert own[0] > 0 and own[1] == 0, "nobody counts beyond the end"
 
 
 def test_more_programs_than_run_at_once_take_fewer_registers_and_change_no_bit(
@@ -250,3 +252,24 @@ def test_nodes_that_a_sequence_did_not_get_keep_no_program_waiting(
         real = layout.tree_base > 1
         assert (found.double() - wanted)[real].abs().max() <= 2e-6 and found.isfinite().all()
         assert not attention._arrivals(device).any()
+
+
+def test_as_few_rows_as_leave_no_program_waiting_is_said_of_programs_of_any_width(
+    attention: Any, device: torch.device
+) -> None:
+    for head_dim, warps in ((128, 4), (256, 8)):
+        shape = attention._shape(attention.Look(Heads(16, 8, head_dim), 0.3), False)
+        one = attention.Tiles(torch.zeros(1), torch.zeros(1), 32, 512, None)
+        rows = attention._abreast(one, 16, 32, 4, shape, 2)
+        fits = [1, 2, 4, 8]
+        wanted = next((few for few in fits if 32 // few * 8 * warps <= attention.WARPS), None)
+        assert rows == wanted, (head_dim, rows)
+
+
+def test_keys_of_ones_own_begin_where_a_tensor_cores_sum_ends(attention: Any, device: torch.device) -> None:
+    from tests.kernels.triton.edges import edges
+
+    found = torch.empty(64, dtype=torch.int64, device=device)
+    edges[(1,)](found, 3, BLOCK=64, FEW_OWN=32)
+    sixteens = torch.arange(64) // attention.looking.ADDED.value * attention.looking.ADDED.value
+    assert found.tolist() == (192 + sixteens.clamp(max=32)).tolist()

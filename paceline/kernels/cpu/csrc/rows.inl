@@ -446,7 +446,8 @@ void disturb(const float* x, float temperature, const Noise& noise, float weight
     const auto bits_of = [&](int64_t i) { return mixed(mixed(uint32_t(ids ? ids[i] : i) ^ noise.first) + noise.second); };
     const float y = x[top] / temperature + weight * gumbel_of(bits_of(top), noise);
     const float low = y - std::fabs(y) * 0x1p-21f;
-    for (int64_t i = begin; i < end; ++i) out[i] = (x[i] / temperature - low) * (1 / weight);
+    const float share = 1 / (weight < 1e-30f ? 1e-30f : weight);  // as if it were larger: more pass than need be
+    for (int64_t i = begin; i < end; ++i) out[i] = (x[i] / temperature - low) * share;
     exponentials(out + begin, end - begin, out + begin);
     for (int64_t i = begin; i < end; i += 16) {
         const int count = int(end - i < 16 ? end - i : 16);
