@@ -21,6 +21,7 @@ from paceline.kernels.ops import Head, Inputs, LayerCache, Layout, Ops, Span
 from paceline.kernels.rounds import Keyed
 from paceline.kernels.triton import picking
 from paceline.kernels.triton.device import PDL, begin, launching
+from paceline.kernels.triton.keys import named, next_of
 
 _POINTERS = [
     *("keys", "names", "tokens", "counts", "sizes", "slots", "starts", "most", "first", "pages", "seats", "paths"),
@@ -76,8 +77,8 @@ def _branch_kernel(
         state = tl.load(states + row * state_row + column, column < STATE, 0.0)
         start, owner = tl.load(starts + of), tl.load(slots + of)
     for child in tl.static_range(CHILDREN):
-        best, left = picking.next_of(left)
-        token = tl.maximum(picking.named(best), 0)
+        best, left = next_of(left)
+        token = tl.maximum(named(best), 0)
         if names is not None:
             token = tl.load(names + token)
         number = tl.load(seats + (node * CHILDREN + child) * 2)
@@ -108,7 +109,7 @@ def draw(ops: Ops, sprout: Sprout, form: Branches, caches: Sequence[LayerCache])
     counts = torch.empty_like(sprout.feeding.most)
     logits, states, fed = ops.logits(sprout.finals, sprout.head), sprout.states, 0
     for number, level in enumerate(form.levels):
-        keys = keys_of(sprout, number, logits, level.seats.shape[1])
+        keys = level_keys(sprout, number, logits, level.seats.shape[1])
         width = len(level.paths)
         rows = room(batch * width, number + 1, states) if width else None
         to = (tokens, counts if number == 0 else None, form.counts)
@@ -129,7 +130,7 @@ def run(ops: Ops, sprout: Sprout, rows: Fed, width: int, caches: Sequence[LayerC
     return hidden.logits, hidden.tapped
 
 
-def keys_of(sprout: Sprout, number: int, logits: Tensor, children: int, sums: Tensor | None = None) -> Tensor:
+def level_keys(sprout: Sprout, number: int, logits: Tensor, children: int, sums: Tensor | None = None) -> Tensor:
     """[B·P, parts · K] of which the greatest K name the children of a level's nodes."""
     keyed, nodes = sprout.picking, len(logits) // len(sprout.finals)
     if keyed is None:

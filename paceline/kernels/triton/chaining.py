@@ -21,6 +21,7 @@ from paceline.kernels.rounds import Keyed
 from paceline.kernels.triton import picking
 from paceline.kernels.triton.device import PDL, begin, launching
 from paceline.kernels.triton.int8 import Matrix
+from paceline.kernels.triton.keys import decided
 from paceline.kernels.triton.matmul import Bests
 
 _POINTERS = ["keys", "names", "tokens", "places", "slots", "starts", "most", "first", "pages", "out", "counts"]
@@ -46,7 +47,7 @@ def _link_kernel(
         if first is not None:
             lowest = tl.where(real, tl.load(first + slot), 0)
         page = tl.load(pages + slot * page_row + line // SIZE)
-    place = tl.maximum(picking.decided(keys + row * parts + part, part < parts), 0)
+    place = tl.maximum(decided(keys + row * parts + part, part < parts), 0)
     token = place
     if names is not None:
         token = tl.load(names + place)

@@ -17,8 +17,9 @@ from torch import Tensor
 from paceline.kernels.chain import Drafts, Growing, Sprout
 from paceline.kernels.ops import LayerCache, Ops
 from paceline.kernels.triton import picking
-from paceline.kernels.triton.branching import Fed, feed, keys_of, room, run, where_fed
+from paceline.kernels.triton.branching import Fed, feed, level_keys, room, run, where_fed
 from paceline.kernels.triton.device import PDL, begin, launching
+from paceline.kernels.triton.keys import NO_KEY, finite, keys_of, named, value_of
 
 PLACED, TOGETHER = 64, 32  # nodes that a program places, and that it compares them with at a time
 MANY = 4096  # keys, or pairs of a state's values, that four warps look at
@@ -59,14 +60,14 @@ def _grow_kernel(
         above = tl.load(scores + of * nodes + number, number >= 0, -float("inf"))
     # All tokens together, of what each part says of itself: its greatest value, and the sum of all as shares of that.
     is_part = inside[:, None] & (part < parts)[None, :]
-    greatest = picking.value_of(tl.load(keys + (at[:, None] + part[None, :]) * CHILDREN, is_part, picking.NO_KEY))
+    greatest = value_of(tl.load(keys + (at[:, None] + part[None, :]) * CHILDREN, is_part, NO_KEY))
     greatest = tl.where(is_part & (greatest == greatest), greatest, -float("inf"))  # a NaN is in its part's sum, too
-    top = picking.finite(tl.max(greatest, 1))
+    top = finite(tl.max(greatest, 1))
     shares = tl.sum(tl.load(sums + at[:, None] + part[None, :], is_part, 0.0) * tl.exp(greatest - top[:, None]), 1)
     together = top + tl.log(tl.where(shares == 0.0, 1.0, shares))
 
     key, kid = tl.arange(0, KEYS)[None, :], tl.arange(0, KIDS)[None, :]
-    left = tl.load(keys + at[:, None] * CHILDREN + key, inside[:, None] & (key < parts * CHILDREN), picking.NO_KEY)
+    left = tl.load(keys + at[:, None] * CHILDREN + key, inside[:, None] & (key < parts * CHILDREN), NO_KEY)
     # The halves of keys one after the other: 32 bits are compared in one go. What is found is put together at the end.
     high, low = (left >> 32).to(tl.int32), (left & 0xFFFFFFFF).to(tl.int32)
     rank = tl.full([LANES, KEYS], KIDS, tl.int32)  # none
@@ -74,12 +75,12 @@ def _grow_kernel(
         top = (high == tl.max(high, 1)[:, None]) & (rank == KIDS)
         top = top & (low == tl.max(tl.where(top, low, _LEAST), 1)[:, None])
         high, rank = tl.where(top, _LEAST, high), tl.where(top, child, rank)
-    best = tl.max(tl.where(rank[:, :, None] == kid[:, None, :], left[:, :, None], picking.NO_KEY), 1)
-    own, named = picking.value_of(best) - together[:, None], picking.named(best)
-    token = tl.maximum(named, 0)
+    best = tl.max(tl.where(rank[:, :, None] == kid[:, None, :], left[:, :, None], NO_KEY), 1)
+    own, found = value_of(best) - together[:, None], named(best)
+    token = tl.maximum(found, 0)
     if names is not None:
         token = tl.load(names + token)
-    likely = (named >= 0) & (above > -float("inf"))[:, None] & (own == own)
+    likely = (found >= 0) & (above > -float("inf"))[:, None] & (own == own)
     # Rounded, a node is not likelier than its parent.
     chance = tl.where(likely, above[:, None] + tl.minimum(own, 0.0), -float("inf"))
     index = row[:, None] * CHILDREN + kid
@@ -90,10 +91,10 @@ def _grow_kernel(
 
     if out is not None:
         # Who has a seat: as many are likelier. All at once, for one after another they would wait for each other.
-        order = tl.reshape(tl.where(likely, picking.keys_of(chance, index), picking.NO_KEY), [LANES * KIDS])
+        order = tl.reshape(tl.where(likely, keys_of(chance, index), NO_KEY), [LANES * KIDS])
         said = tl.reshape(token * _MOST + index + 1, [LANES * KIDS])
         rank = tl.sum((order[:, None] > order[None, :]).to(tl.int32), 0)
-        seated = (rank[:, None] == seat[None, :]) & (order > picking.NO_KEY)[:, None]
+        seated = (rank[:, None] == seat[None, :]) & (order > NO_KEY)[:, None]
         said = tl.sum(tl.where(seated, said[:, None], 0), 0)
         chosen, said = said % _MOST - 1, said // _MOST
         real, to = (chosen >= 0) & open, of * WIDTH + seat
@@ -114,7 +115,7 @@ def _grow_kernel(
 def _order_of(scores, number, there):
     """Keys of nodes, the likeliest greatest, of equals the one that was noted first."""
     score = tl.load(scores + number, there, -float("inf"))
-    return tl.where(score > -float("inf"), picking.keys_of(score, number), picking.NO_KEY)
+    return tl.where(score > -float("inf"), keys_of(score, number), NO_KEY)
 
 
 @triton.jit(do_not_specialize_on_alignment=["most"])
@@ -139,8 +140,8 @@ def _keep_kernel(
         others = _order_of(scores, other, other < DRAWN)
         rank += tl.sum((others[None, :] > mine[:, None]).to(tl.int32), 1)
         their_rank += tl.sum((others[None, :] > theirs[:, None]).to(tl.int32), 1)
-        found += (others > picking.NO_KEY).to(tl.int64)
-    taken = (mine > picking.NO_KEY) & (rank < limit)
+        found += (others > NO_KEY).to(tl.int64)
+    taken = (mine > NO_KEY) & (rank < limit)
     tl.store(kept + of * KEEP + rank, token, taken)
     tl.store(above + of * KEEP + rank, tl.where(parent >= 0, their_rank, _ROOT).to(tl.int64), taken)
     if some == 0:
@@ -179,7 +180,7 @@ def draw(ops: Ops, sprout: Sprout, form: Growing, caches: Sequence[LayerCache]) 
     logits, before = ops.logits(sprout.finals, sprout.head), _Before(sprout.states, None, None)
     for level in range(form.levels):
         sums = picking.sums_of(logits)
-        keys = keys_of(sprout, level, logits, form.children, sums)
+        keys = level_keys(sprout, level, logits, form.children, sums)
         if level + 1 == form.levels:
             _grow(sprout, (form, level), (keys, sums), nodes, before, None)
             break

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from paceline.kernels.triton.arithmetic import activate, factor_of, row_factor, sum_groups
 from paceline.kernels.triton.device import begin, prefetch
-from paceline.kernels.triton.picking import NAN_KEY, keys_of
+from paceline.kernels.triton.keys import NAN_KEY, keys_of
 
 PLAIN, FACTORS, SQUARES = 0, 1, 2  # no norm; its factors are given, or sums of squares
 FEW = tl.constexpr(32)  # rows whose sums of squares are on their way while products are summed; of more they come after
@@ -82,7 +82,7 @@ def prefetch_rows(w, row_numbers, stride, K, LINES: tl.constexpr):
 
 @triton.jit
 def leave_best(keys, acc, cols, N, number, blocks, rows, T):
-    """A block's greatest key of each row (`picking.keys_of`): of the lowest id that has its largest value."""
+    """A block's greatest key of each row (`keys.keys_of`): of the lowest id that has its largest value."""
     inside, number_like = (cols < N)[None, :], acc == acc
     wrong = tl.max(tl.where(inside & ~number_like, 1, 0), axis=1)
     seen = tl.where(inside & number_like, acc, float("-inf"))

@@ -13,7 +13,8 @@ from torch import Tensor
 from paceline.kernels.ops import Layout
 from paceline.kernels.rounds import Tables, Trees
 from paceline.kernels.triton.device import PDL, begin, launching
-from paceline.kernels.triton.picking import decide, decided
+from paceline.kernels.triton.keys import decided
+from paceline.kernels.triton.picking import decide
 
 MOST_KEYS = 2048  # of a sequence; more are worth a launch of their own
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.kernels.triton.picking import _gumbel, _rough_gumbel
+from paceline.kernels.triton.noise import gumbel, rough_gumbel
 
 
 @triton.jit
 def both_kinds(bits, out, inverse, logarithm, SIZE: tl.constexpr):
     place = tl.arange(0, SIZE)
     given = tl.load(bits + place)
-    tl.store(out + place, _gumbel(given, place < SIZE, inverse, logarithm))
-    tl.store(out + SIZE + place, _rough_gumbel(given))
+    tl.store(out + place, gumbel(given, place < SIZE, inverse, logarithm))
+    tl.store(out + SIZE + place, rough_gumbel(given))

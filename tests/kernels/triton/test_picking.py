@@ -119,8 +119,8 @@ def test_many_ordinary_samples_are_those_of_tensor_operations(device: torch.devi
 
 
 def test_rough_noise_is_off_by_less_than_is_said(device: torch.device) -> None:
-    from paceline.kernels.triton import picking
     from paceline.kernels.triton.device import launching
+    from paceline.kernels.triton.noise import _ROOM
     from tests.kernels.triton.noises import both_kinds
 
     near = torch.tensor([0, 1, 2, 3, 2**25, 2**26 - 1, 2**26, 2**26 + 1, 2**31 - 1])
@@ -133,7 +133,7 @@ def test_rough_noise_is_off_by_less_than_is_said(device: torch.device) -> None:
     assert exact[0] < -3.1 and exact[len(near)] > 22.8
     assert exact.equal((-noise._log(-noise._log(noise._unit(bits)))).float())
     assert (rough - exact).abs().max() < 5e-5
-    assert picking._ROOM.value >= 20 * 5e-5
+    assert _ROOM.value >= 20 * 5e-5
 
 
 def test_a_drafter_that_knows_some_tokens_samples_with_the_noise_of_those(device: torch.device) -> None:
@@ -207,14 +207,14 @@ def test_several_are_found_among_few_candidates_and_among_many(
 ) -> None:
     from paceline.kernels.triton import picking
 
-    put_together, leave, met = picking._put_together, picking._leave, list[str]()
+    put_together, leave, met = picking.put_together, picking.leave, list[str]()
 
     def watch(name: str, function: Any) -> None:
         if device.type == "cpu":  # no compiler asks for the function itself
             monkeypatch.setattr(picking, name, lambda *given: (met.append(name), function(*given))[1])
 
-    watch("_put_together", put_together)
-    watch("_leave", leave)
+    watch("put_together", put_together)
+    watch("leave", leave)
     if not few:
         monkeypatch.setattr(picking, "CANDIDATES", 1)
     logits, where = made(9000, 9.0).to(device), (PLACES.to(device), POSITIONS.to(device))
@@ -226,7 +226,7 @@ def test_several_are_found_among_few_candidates_and_among_many(
         assert (2**31 - 1 - (found & 0xFFFFFFFF)).equal(truly.indices)
         best = picking.best_keys(logits, count).topk(count).values
         assert (2**31 - 1 - (best & 0xFFFFFFFF)).equal(logits.topk(count).indices)
-    assert device.type != "cpu" or met.count("_put_together" if few else "_leave") > len(met) // 2
+    assert device.type != "cpu" or met.count("put_together" if few else "leave") > len(met) // 2
 
 
 def test_keys_name_as_many_as_are_asked_for_the_best_first(device: torch.device) -> None:
