@@ -247,6 +247,7 @@ def test_keys_name_as_many_as_are_asked_for_the_best_first(device: torch.device)
     found = named(best_keys(values.to(device), 3), 3)
     assert found == [[2099, 7, 1500], [1023, 1024, 0], [9, -1, -1], [-1, 4, 0], [-1, 30, 20]]
     assert named(best_keys(values[:2, :2].to(device), 3), 3) == [[0, 1, -1]] * 2, "a vocabulary of two"
+    assert named(best_keys(values[4:, :31].to(device), 3), 3) == [[-1, 30, 20]], "few, so compared with one another"
     logits, where = made(1100, 9.0).to(device), (PLACES.to(device), POSITIONS.to(device))
     how = keyed(device, noise.SAMPLE, None)
     keys = sample_keys(logits, *where, how, 3)
