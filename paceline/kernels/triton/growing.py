@@ -40,8 +40,8 @@ def _grow_kernel(
     keys, sums, names, tokens, parents, scores, numbers, before, slots, starts, most, first, pages, states, out, path,
     given, grown, parts, level, fed, begins, nodes, num_rows, page_row, null, longest, state_row, ROWS: tl.constexpr,
     LANES: tl.constexpr, CHILDREN: tl.constexpr, KIDS: tl.constexpr, WIDTH: tl.constexpr, SEATS: tl.constexpr,
-    SIZE: tl.constexpr, PARTS: tl.constexpr, KEYS: tl.constexpr, DEPTH: tl.constexpr, STATE: tl.constexpr,
-    WIDE: tl.constexpr, PDL: tl.constexpr,
+    SIZE: tl.constexpr, PARTS: tl.constexpr, KEYS: tl.constexpr, MANY: tl.constexpr, DEPTH: tl.constexpr,
+    STATE: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """ROWS nodes get children, numbered from `begins` on: `numbers` are the nodes' own, `before` their paths. Out,
     path, given and grown say who is fed next, if anybody is."""
@@ -68,14 +68,15 @@ def _grow_kernel(
 
     key, kid = tl.arange(0, KEYS)[None, :], tl.arange(0, KIDS)[None, :]
     left = tl.load(keys + at[:, None] * CHILDREN + key, inside[:, None] & (key < parts * CHILDREN), NO_KEY)
-    # The halves of keys one after the other: 32 bits are compared in one go. What is found is put together at the end.
+    # The halves of keys one after the other: 32 bits are compared in one go. No key's upper half is the least of all.
     high, low = (left >> 32).to(tl.int32), (left & 0xFFFFFFFF).to(tl.int32)
-    rank = tl.full([LANES, KEYS], KIDS, tl.int32)  # none
+    best = tl.full([LANES, KIDS], NO_KEY, tl.int64)
     for child in tl.static_range(CHILDREN):
-        top = (high == tl.max(high, 1)[:, None]) & (rank == KIDS)
-        top = top & (low == tl.max(tl.where(top, low, _LEAST), 1)[:, None])
-        high, rank = tl.where(top, _LEAST, high), tl.where(top, child, rank)
-    best = tl.max(tl.where(rank[:, :, None] == kid[:, None, :], left[:, :, None], NO_KEY), 1)
+        upper = tl.max(high, 1)
+        lower = tl.max(tl.where(high == upper[:, None], low, _LEAST), 1)
+        next_best = (upper.to(tl.int64) << 32) | (lower.to(tl.int64) & 0xFFFFFFFF)
+        best = tl.where((kid == child) & (upper > _LEAST)[:, None], next_best[:, None], best)
+        high = tl.where((high == upper[:, None]) & (low == lower[:, None]), _LEAST, high)
     own, found = value_of(best) - together[:, None], named(best)
     token = tl.maximum(found, 0)
     if names is not None:
@@ -90,11 +91,16 @@ def _grow_kernel(
     tl.store(scores + to, chance, is_child)
 
     if out is not None:
-        # Who has a seat: as many are likelier. All at once, for one after another they would wait for each other.
-        order = tl.reshape(tl.where(likely, keys_of(chance, index), NO_KEY), [LANES * KIDS])
-        said = tl.reshape(token * _MOST + index + 1, [LANES * KIDS])
-        rank = tl.sum((order[:, None] > order[None, :]).to(tl.int32), 0)
-        seated = (rank[:, None] == seat[None, :]) & (order > NO_KEY)[:, None]
+        # Who has a seat: as many are likelier. All at once, for one after another they would wait for each other; and
+        # as they are read again, else a compiler has them made again by all threads that compare them.
+        tl.debug_barrier()
+        one, some = tl.arange(0, MANY), of * nodes + begins
+        mine = tl.load(scores + some + one, one < ROWS * CHILDREN, -float("inf"))
+        other = tl.load(scores + some + one[:, None], one[:, None] < ROWS * CHILDREN, -float("inf"))
+        likelier = (other > mine[None, :]) | ((other == mine[None, :]) & (one[:, None] < one[None, :]))
+        rank = tl.sum(likelier.to(tl.int32), 0)
+        seated = (rank[:, None] == seat[None, :]) & (mine > -float("inf"))[:, None]
+        said = tl.load(tokens + some + one, one < ROWS * CHILDREN, 0) * _MOST + one + 1
         said = tl.sum(tl.where(seated, said[:, None], 0), 0)
         chosen, said = said % _MOST - 1, said // _MOST
         real, to = (chosen >= 0) & open, of * WIDTH + seat
@@ -205,7 +211,8 @@ def _grow(
     rows, children = len(keys) // batch, form.children
     begins = 0 if level == 0 else children * (1 + (level - 1) * form.width)
     (fields, paths, given), grown = ((None, None, None), None) if after is None else after
-    lanes, many = triton.next_power_of_2(rows), triton.next_power_of_2(parts * children)
+    # Of a single lane all threads would go through all keys.
+    lanes, many = triton.next_power_of_2(max(rows, 2)), triton.next_power_of_2(parts * children)
     seats, wide = triton.next_power_of_2(form.width), triton.next_power_of_2(states.shape[1])
     sizes = (parts, level, level * form.width, begins, nodes.tokens.shape[1], batch * form.width)
     _grow_kernel[(batch,)](
@@ -220,6 +227,7 @@ def _grow(
         SIZE=feeding.block_size,
         PARTS=triton.next_power_of_2(parts),
         KEYS=many,
+        MANY=triton.next_power_of_2(rows * children),
         DEPTH=triton.next_power_of_2(level + 1),
         STATE=states.shape[1],
         WIDE=wide,
