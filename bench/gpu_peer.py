@@ -41,7 +41,7 @@ FIRST = 2048  # tokens of a prompt whose first new token is waited for
 DRAFTS = 3  # of the head, on both sides
 FIRST_REACH = 1 / 1.2  # times as fast to a first token, with exact kernels
 MARK = "answer: "  # gpu_vllm.py's
-PATIENCE = 420.0  # seconds for vLLM's process: a call of the machine ends after 600
+PATIENCE = 420.0  # seconds for vLLM's process
 MEMORY = 0.4  # of the device that vLLM may take: ours may still hold some
 
 

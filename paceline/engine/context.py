@@ -197,11 +197,11 @@ class DraftContext:
         assert "_tokens" not in self.__dict__, "a chain is drawn from its beginning"
         picking: Picks | None = None
         if self._sampled:
-            picking = (
-                self._state.keyed(weight=weight)
-                if ahead
-                else self._state.picking(self.slots, self.lengths, weight=weight)
-            )
+            keyed_by = self._noise(self.lengths, weight)
+            if ahead:
+                picking = self._state.keyed(**keyed_by._asdict())
+            else:
+                picking = self._state.picking(self.slots, self.lengths, *keyed_by)
         self._drafts = run(picking)
         self._tokens = self._drafts.tokens
         return self._drafts.counts

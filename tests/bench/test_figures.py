@@ -5,16 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-import pytest
-
 from paceline.bench import machine, results
 from tests.bench.examples import IDS, comparison, example, record
-from tests.bench.scripts import load
-
-
-@pytest.fixture(scope="module")
-def figures() -> ModuleType:
-    return load("docs/figures.py")
 
 
 def test_a_comparisons_speed_ups_have_their_intervals(figures: ModuleType, tmp_path: Path) -> None:

@@ -18,34 +18,23 @@ from paceline.bench import machine
 from paceline.bench.results import write
 from paceline.engine.options import EngineOptions
 from paceline.prompts import Prompt
-from tests.bench.gpu_script import SMALL, loaded, run
-from tests.bench.scripts import load
+from tests.bench.gpu_script import SMALL, run
 from tests.drafters.tiny_eagle import tiny_eagle
 
 
-@pytest.fixture(scope="module")
-def script() -> Any:
-    return loaded()
-
-
-@pytest.fixture(scope="module")
-def figures() -> ModuleType:
-    return load("docs/figures.py")
-
-
 def test_without_a_gpu_it_says_so_in_a_line(
-    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu.py", "steps"])
-    assert script.main() == 0
+    assert gpu.main() == 0
     assert capsys.readouterr().out == "no GPU here: nothing was measured\n"
 
 
 def test_made_up_weights_are_timed_and_shown_beside_what_is_to_be_reached(
-    script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    found = run(script, monkeypatch, tmp_path, "steps", "verify", "profile", "long", "serving")
+    found = run(gpu, monkeypatch, tmp_path, "steps", "verify", "profile", "long", "serving")
     (row,) = found["steps"]["rows"]
     assert isinstance(row["ms"], float) and row["rounds"] == 16, "24 new tokens less 8"
     assert (row["reach_ms"], row["peer_ms"]) == (4.4, 4.88)
@@ -63,12 +52,12 @@ def test_made_up_weights_are_timed_and_shown_beside_what_is_to_be_reached(
 
 
 def test_what_exactness_costs_is_found_of_two_engines_in_turns(
-    script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     common = sys.modules["gpu_common"]
     assert common.FASTEST == {"exact_kernels": False} and EngineOptions(**common.FASTEST)
     monkeypatch.setitem(common.FASTEST, "exact_kernels", True)  # no CPU has others
-    rows = run(script, monkeypatch, tmp_path, "fast")["fast"]["rows"]
+    rows = run(gpu, monkeypatch, tmp_path, "fast")["fast"]["rows"]
     assert [(row["what"], row["batch"]) for row in rows] == [("first token of 32", 1), ("a step", 1)]
     assert all(row["cost"] == row["exact_ms"] / row["fast_ms"] - 1 and row["exact_ms"] > 0 for row in rows)
     told = {**rows[0], "exact_ms": 1.2, "fast_ms": 1.0, "cost": 0.2, "reach": 0.05}
@@ -78,10 +67,10 @@ def test_what_exactness_costs_is_found_of_two_engines_in_turns(
 
 
 def test_drafters_that_are_right_now_and_then_change_no_text(
-    script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     data = run(
-        script,
+        gpu,
         monkeypatch,
         tmp_path,
         "exact",
@@ -111,9 +100,9 @@ def test_drafters_that_are_right_now_and_then_change_no_text(
 
 
 def test_lookups_and_transformers_are_timed_beside_plain(
-    script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    data = run(script, monkeypatch, tmp_path, "lookup", "transformers")
+    data = run(gpu, monkeypatch, tmp_path, "lookup", "transformers")
     rows = data["lookup"]["rows"]
     assert [(row["prompts_of"], row["drafter"]) for row in rows[:3]] == [
         *(("summarisation", name) for name in ("ngram", "suffix")),
@@ -128,7 +117,7 @@ def test_lookups_and_transformers_are_timed_beside_plain(
         assert "| --- |" in figures.render(f"gpu_{part}", tmp_path / "results")
 
 
-def test_prompts_are_different_fit_and_come_from_all_over_the_file(script: Any) -> None:
+def test_prompts_are_different_fit_and_come_from_all_over_the_file(gpu: Any) -> None:
     common = sys.modules["gpu_common"]
     llm = SimpleNamespace(tokenizer=object(), max_model_len=20, read_chat=lambda size: Prompt(None, [7] * size))
     texts = [3, 3, 99, 3, 16, 15, 4, 5]  # by their tokens, of which 15 leave room for 4 more
@@ -143,17 +132,17 @@ def test_prompts_are_different_fit_and_come_from_all_over_the_file(script: Any) 
     assert [kinds.count(kind) for kind in range(8)] == [3] * 8
 
 
-def test_a_kernel_adds_what_it_runs_on_after_all_before_it(script: Any) -> None:
+def test_a_kernel_adds_what_it_runs_on_after_all_before_it(gpu: Any) -> None:
     def ran(name: str, start: float, end: float) -> dict[str, Any]:
         return {"name": name, "ts": start, "dur": end - start, "args": {"grid": [2, 3]}}
 
     events = [ran("b", 1.0, 5.0), ran("a", 0.0, 4.0), ran("c", 6.0, 7.0), ran("within b", 2.0, 4.5)]
-    found = [(name.removesuffix(", 6 programs"), added) for name, added in script.added(events)]
+    found = [(name.removesuffix(", 6 programs"), added) for name, added in gpu.added(events)]
     assert [one for one in found if one[1]] == [
         ("a", 4.0),
         ("within b", 0.5),
         ("b", 0.5),
-        (script.IDLE, 1.0),
+        (gpu.IDLE, 1.0),
         ("c", 1.0),
     ]
 
@@ -180,7 +169,7 @@ def test_profiles_and_peers_become_tables(figures: ModuleType, tmp_path: Path) -
 
 
 def test_what_was_found_before_a_part_was_cut_off_or_fell_is_there(
-    script: Any,
+    gpu: Any,
     figures: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -200,25 +189,25 @@ def test_what_was_found_before_a_part_was_cut_off_or_fell_is_there(
 
     def run_part(*words: str) -> dict[str, Any]:
         monkeypatch.setattr(sys, "argv", ["gpu.py", "long", *words, *SMALL, "--output", str(tmp_path)])
-        assert script.main() == 1
+        assert gpu.main() == 1
         found: dict[str, Any] = json.loads((tmp_path / "gpu_long.json").read_text())
         assert found["unfinished"] and "Cut off before its end" in figures.render("gpu_long", tmp_path)
         return found
 
-    monkeypatch.setitem(script.PARTS, "long", falls)
+    monkeypatch.setitem(gpu.PARTS, "long", falls)
     assert [found["context"] for found in run_part()["rows"]] == [9, 99]
     assert "long failed: something else" in capsys.readouterr().out
     clock = iter([0.0, 1.0, 61.0])
-    monkeypatch.setattr(script.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: next(clock))
     assert [found["context"] for found in run_part("--minutes", "1")["rows"]] == [9]
     assert "wrote gpu_long.json, unfinished" in capsys.readouterr().out
     assert closed == ["falls"] * 2, "engines are closed"
 
 
-def test_a_part_that_is_not_there_is_told(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_is_not_there_is_told(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["gpu.py", "speed"])
     with pytest.raises(SystemExit):
-        script.main()
+        gpu.main()
 
 
 @pytest.mark.parametrize(
@@ -234,9 +223,9 @@ def test_a_part_that_is_not_there_is_told(script: Any, monkeypatch: pytest.Monke
     ],
 )
 def test_what_a_part_cannot_do_without_is_told_before_anything_is_measured(
-    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], told: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["gpu.py", *words])
     with pytest.raises(SystemExit):
-        script.main()
+        gpu.main()
     assert told in capsys.readouterr().err

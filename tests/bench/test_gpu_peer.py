@@ -20,21 +20,9 @@ import pytest
 import torch
 
 from paceline.models.loader import find
-from tests.bench.gpu_script import loaded, run
-from tests.bench.scripts import load
+from tests.bench.gpu_script import run
 from tests.drafters.tiny_eagle import tiny_eagle
 from tests.fakes import tiny_model
-
-
-@pytest.fixture(scope="module")
-def script() -> Any:
-    return loaded()
-
-
-@pytest.fixture(scope="module")
-def figures() -> ModuleType:
-    return load("docs/figures.py")
-
 
 VLLM = """
 from types import SimpleNamespace as Made
@@ -102,10 +90,10 @@ def peer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[str, ...]:
 
 
 def test_vllm_is_asked_the_same_in_a_process_of_its_own(
-    script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, peer: tuple[str, ...]
+    gpu: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, peer: tuple[str, ...]
 ) -> None:
     monkeypatch.setitem(sys.modules["gpu_common"].FASTEST, "exact_kernels", True)  # no CPU has others
-    rows = run(script, monkeypatch, tmp_path, "vllm", *peer, "--head", tiny_eagle("third"))["vllm"]["rows"]
+    rows = run(gpu, monkeypatch, tmp_path, "vllm", *peer, "--head", tiny_eagle("third"))["vllm"]["rows"]
     what = {row["what"]: row for row in rows}
     assert list(what)[:4] == [
         "llama-8b: first token of 32",
@@ -124,9 +112,9 @@ def test_vllm_is_asked_the_same_in_a_process_of_its_own(
 
 
 def test_vllm_is_served_the_same_requests_at_the_same_times(
-    script: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, peer: tuple[str, ...]
+    gpu: Any, figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, peer: tuple[str, ...]
 ) -> None:
-    rows = run(script, monkeypatch, tmp_path, "serving", *peer)["serving"]["rows"]
+    rows = run(gpu, monkeypatch, tmp_path, "serving", *peer)["serving"]["rows"]
     assert [row["who"] for row in rows] == ["paceline", "vLLM"]
     assert [row["requests"] for row in rows] == [6, 6] and "rounds" not in rows[1]
     text = figures.render("gpu_serving", tmp_path / "results")
@@ -143,8 +131,8 @@ def test_vllm_is_served_the_same_requests_at_the_same_times(
         (3, "answer: {}", "ended with code 3:"),
     ],
 )
-def test_what_the_peer_answered_counts_however_it_ended(
-    code: int | None, printed: str, told: str | None, script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_what_the_peer_answered_counts_unless_it_failed(
+    code: int | None, printed: str, told: str | None, gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def finish(call: list[str], files: list[Path]) -> int | None:
         for file, text in zip(files, (printed, "an error's lines")):
@@ -172,7 +160,7 @@ place.write("it ended by itself")
 """
 
 
-def test_a_peer_that_hangs_ends_with_its_children(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_peer_that_hangs_ends_with_its_children(gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module, locked, began = sys.modules["gpu_peer"], tmp_path / "locked", tmp_path / "began"
 
     class Late(subprocess.Popen[bytes]):
@@ -193,7 +181,7 @@ def test_a_peer_that_hangs_ends_with_its_children(script: Any, monkeypatch: pyte
         assert place.read() == ""
 
 
-def test_requests_come_when_they_are_due_and_their_tokens_are_told(script: Any) -> None:
+def test_requests_come_when_they_are_due_and_their_tokens_are_told(gpu: Any) -> None:
     arrivals, ask = sys.modules["gpu_arrivals"].arrivals, sys.modules["gpu_arrivals"].ask
 
     due = arrivals(400, 50.0)
@@ -211,7 +199,7 @@ def test_requests_come_when_they_are_due_and_their_tokens_are_told(script: Any) 
     assert found["seconds"] >= 0.02 and (len(found["first"]), len(found["between"])) == (2, 2)
 
 
-def test_an_exported_model_is_the_same_in_bfloat16(script: Any, tmp_path: Path) -> None:
+def test_an_exported_model_is_the_same_in_bfloat16(gpu: Any, tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path / "tiny")
     sys.modules["gpu_peer"].export(str(tmp_path / "tiny"), tmp_path / "exported")
     given, made = (find(str(tmp_path / name)) for name in ("tiny", "exported"))

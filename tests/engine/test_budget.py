@@ -123,9 +123,9 @@ def test_luck_that_leaves_is_noticed_soon_and_luck_that_returns_within_some_hund
         life.live(150, HEAD)
         life.live(soon, NEVER)
         assert life.live(200, NEVER)[1][0] > 185
-        plain.append(life.live(600, HEAD)[1][0])
+        plain.append(life.live(400, HEAD)[1][0])
         assert life.live(100, HEAD)[1][0] <= 4
-    assert sorted(plain)[3] < 300 and max(plain) < 520, "a look may have bad luck itself; the next has not"
+    assert max(plain) < 300
 
 
 def test_what_brings_little_is_looked_at_the_more_rarely_the_more_that_costs() -> None:

@@ -295,6 +295,7 @@ def _wide(shape: dict[str, Any], size: int) -> int:
 
 
 def _way(shape: dict[str, Any], size: int) -> dict[str, int]:
+    """How it is compiled."""
     return NARROW if _wide(shape, size) <= 128 else WIDE
 
 
