@@ -1,7 +1,7 @@
 """Paged attention on a GPU: what a layer's look costs beside reading its cache, and whether every row keeps its bits.
 
     python bench/gpu_attention.py [--output bench/results/gpu_attention.json]
-    python bench/gpu_attention.py --sweep [prompt] [decode]
+    python bench/gpu_attention.py --sweep [prompt] [decode] [tree]
 
 Times are of 20 layers in a CUDA graph, each with a cache of its own (as far as 4 GB go), divided by 20. --sweep: of
 other settings of `attention.py`, fastest first, and nothing else; what is not named in SWEEPS is as it is.
@@ -56,8 +56,11 @@ CASES: dict[str, list[Rows]] = {
     **{f"decode, {batch} x 600": [Rows(599)] * batch for batch in (1, 16, 64, 256)},
     **{f"decode, 1 x {length}": [Rows(length - 1)] for length in (8192, 32768)},
     "verify 8 rows, 1 x 600": [Rows(592, 8)],
+    "tree of 16 rows, 1 x 300": [Rows(300, parents=TREE[:15])],
+    "tree of 32 rows, 1 x 300": [Rows(300, parents=TREE)],
     "tree of 32 rows, 1 x 600": [Rows(600, parents=TREE)],
     "trees of 16 rows, 16 x 600": [Rows(600, parents=TREE[:15])] * 16,
+    "trees of 32 rows, 16 x 600": [Rows(600, parents=TREE)] * 16,
     "prefill, 512 rows": [Rows(0, 512)],
     "prefill, 2048 rows": [Rows(0, 2048)],
     "prefill, 512 rows behind 32256": [Rows(32256, 512)],
@@ -99,7 +102,19 @@ SWEEPS: dict[str, tuple[list[str], list[dict[str, Any]]]] = {
             chunks(512, 4096, 1024, 128),
         ],
     ),
+    "tree": (
+        [
+            *("tree of 16 rows, 1 x 300", "tree of 32 rows, 1 x 300", "tree of 32 rows, 1 x 600"),
+            *("trees of 16 rows, 16 x 600", "trees of 32 rows, 16 x 600"),
+        ],
+        [
+            {},
+            *({"ABREAST": rows, "HELD": held} for rows in (1, 2, 4) for held in (0, 10 << 10, 20 << 10)),
+            *({"ABREAST": rows, "SINGLE": 0} for rows in (1, 2, 4)),
+        ],
+    ),
 }
+SWEPT = {"tree": ("SmolLM2", "Llama-8B")}  # else Llama-8B's alone
 
 
 def lay(sequences: Sequence[Rows]) -> Layout:
@@ -270,9 +285,9 @@ def run(output: Path) -> None:
     print("written to", output.name)
 
 
-def sweep(cases: list[str], settings: list[dict[str, Any]]) -> None:
+def sweep(shape: str, cases: list[str], settings: list[dict[str, Any]]) -> None:
     """Every case with every setting, fastest first."""
-    heads = SHAPES["Llama-8B"]
+    heads = SHAPES[shape]
     for case in cases:
         found: list[tuple[float, str]] = []
         for setting in settings:
@@ -288,7 +303,7 @@ def sweep(cases: list[str], settings: list[dict[str, Any]]) -> None:
             finally:
                 for name, value in usual.items():
                     setattr(attention, name, value)
-        print(case, flush=True)
+        print(f"{shape}, {case}", flush=True)
         for microseconds, told in sorted(found):
             print(f"{microseconds:10.1f} us  {told}", flush=True)
 
@@ -304,7 +319,8 @@ def main() -> None:
         run(options.output)
     else:
         for name in options.sweep or SWEEPS:
-            sweep(*SWEEPS[name])
+            for shape in SWEPT.get(name, ("Llama-8B",)):
+                sweep(shape, *SWEEPS[name])
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ BRIEF = 2  # stages of programs with no more blocks than that
 CROWDED = {"num_stages": BRIEF, "maxnreg": 168}
 FEW_OWN = 32  # positions of a block at which rows may have keys of their own that stand side by side
 ROOM_OWN = 80 << 10  # bytes of such keys and values
+ABREAST = 1  # rows of a program, with such, at least
+HELD = 10 << 10  # bytes of a block, with such, that a warp holds while it looks at those in front
 SINGLE = 256  # chunks times values of a key: so few are looked at sooner by one program, if it has few pairs
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
@@ -156,7 +158,7 @@ def _launch(
     m, block, options = _config(tiles, shape, seen["TREE"], q.element_size())
     pairs = tiles.rows * shape["GROUP"]
     own = abreast = 0
-    subs = -(-pairs // m)
+    subs, position = -(-pairs // m), _position(shape, q.element_size())
     if seen["TREE"] and not tiles.long:
         abreast = _abreast(tiles, m, min(FEW_OWN, block), seen["depth"], shape, q.element_size())
         own = 0 if abreast else max(1, m // shape["GROUP"])  # rows of a program, or one that several have a part of
@@ -197,6 +199,7 @@ def _launch(
         subs=subs, splits=splits, chunks=chunks, tile_rows=tiles.rows if room < q.shape[0] else 0,
         BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block,
         M=m, FEW=few, OWN=own, ABREAST=abreast, FEW_OWN=min(FEW_OWN, block),
+        EARLY=abreast > 0 and (block + abreast * min(FEW_OWN, block)) * position <= HELD * options["num_warps"],
         AHEAD=max(2, min(MOST_AHEAD, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
         FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
         SPLIT=splits > 1, SINGLE=SINGLE // shape["MAIN_PAD"] if m <= LEAST else 0,
@@ -268,14 +271,14 @@ def _abreast(tiles: Tiles, m: int, positions: int, depth: int, shape: dict[str, 
     """How many rows a program has whose own keys stand side by side: as few as leave no program waiting for its turn.
     0: their keys cannot stand so."""
     group, kv_heads = shape["GROUP"], shape["HEADS"] // shape["GROUP"]
-    keys = shape["MAIN_PAD"] + (shape["TAIL_PAD"] if shape["TAIL"] else 0)
-    room = positions * (keys + (0 if shape["LATENT"] else shape["WIDE_PAD"])) * size  # of one row
+    room = positions * _position(shape, size)  # of one row
     fitting = [rows for rows in (1, 2, 4, 8, 16) if rows <= max(1, m // group) and rows * room <= ROOM_OWN]
     if depth + looking.ADDED.value - 1 > positions or not fitting:
         return 0
 
     each = len(tiles.first) * -(-group // m) * kv_heads * _way(shape, size)["num_warps"]
-    return next((rows for rows in fitting if -(-tiles.rows // rows) * each <= WARPS), fitting[-1])
+    enough = (rows for rows in fitting if rows >= ABREAST and -(-tiles.rows // rows) * each <= WARPS)
+    return next(enough, fitting[-1])
 
 
 def _leaves_room(tiles: Tiles, shape: dict[str, Any]) -> bool:
@@ -287,6 +290,16 @@ def _leaves_room(tiles: Tiles, shape: dict[str, Any]) -> bool:
 def _padded(width: int) -> int:
     """No dimension of a product is shorter than 16, and all are powers of two."""
     return max(16, 1 << (width - 1).bit_length() if width else 0)
+
+
+def _keys(shape: dict[str, Any]) -> int:
+    """Values of a key, as it is read."""
+    return int(shape["MAIN_PAD"] + (shape["TAIL_PAD"] if shape["TAIL"] else 0))
+
+
+def _position(shape: dict[str, Any], size: int) -> int:
+    """Bytes of a position: its key and its value."""
+    return (_keys(shape) + (0 if shape["LATENT"] else int(shape["WIDE_PAD"]))) * size
 
 
 def _wide(shape: dict[str, Any], size: int) -> int:
@@ -308,8 +321,7 @@ def _config(tiles: Tiles, shape: dict[str, Any], tree: bool, size: int) -> tuple
     # Rows of a tree that have no programs of their own take twice the registers.
     m = min(LEAST if few else PAIRS // 2 if tree else PAIRS, _padded(tiles.rows * shape["GROUP"]))
     way = _way(shape, size)
-    keys = shape["MAIN_PAD"] + (shape["TAIL_PAD"] if shape["TAIL"] else 0)
-    position = (keys + (0 if shape["LATENT"] else shape["WIDE_PAD"])) * size  # bytes of one
+    position = _position(shape, size)
     block = max(BLOCKS[0], min(BLOCKS[1], 1 << ((BLOCK // position).bit_length() - 1)))
-    left = ROOM - m * (keys * size + shape["WIDE_PAD"] * 4)  # queries, and what a chunk came to on its way out
+    left = ROOM - m * (_keys(shape) * size + shape["WIDE_PAD"] * 4)  # queries, and what a chunk came to on its way out
     return m, block, launching(way["num_warps"], min(way["num_stages"], left // (block * position)))

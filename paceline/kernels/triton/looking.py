@@ -139,6 +139,20 @@ def own_edge(nodes_at, block, BLOCK: tl.constexpr, FEW_OWN: tl.constexpr):
 
 
 @triton.jit
+def read(
+    k_at, v_at, rows, k_stride, v_stride, ok, MAIN: tl.constexpr, MAIN_PAD: tl.constexpr, WIDE: tl.constexpr,
+    WIDE_PAD: tl.constexpr, LATENT: tl.constexpr,
+):  # fmt: skip
+    """The first piece of keys, and values."""
+    k = fetch(k_at, rows, k_stride, ok, MAIN, MAIN_PAD)
+    if LATENT:
+        v = k
+    else:
+        v = fetch(v_at, rows, v_stride, ok, WIDE, WIDE_PAD)
+    return k, v
+
+
+@triton.jit
 def wait_for_all(first, PDL: tl.constexpr):
     """Programs with nothing to do leave their place to others. The first waits all the same: the next kernel waits for
     this one alone, and so for all that came before."""
@@ -167,6 +181,7 @@ def look(
     OWN: tl.constexpr,  # rows of a program whose chunks with keys of their own have programs of their own; 0: none
     ABREAST: tl.constexpr,  # rows of a program, a power of two, whose own keys stand side by side; 0: in turn
     FEW_OWN: tl.constexpr,  # positions in a block at which a row may have keys of its own, then
+    EARLY: tl.constexpr,  # the first such block is read before those in front of it are looked at
     SPLIT: tl.constexpr,  # chunks are left for another program, unless they are few; else merged here
     SINGLE: tl.constexpr,  # so many chunks are few: one program has them sooner than several; 0: it does not
     LATENT: tl.constexpr, SMALL: tl.constexpr,
@@ -248,6 +263,7 @@ def look(
     table += owner * table_stride
     k_at += head.to(tl.int64) * k_head
     v_at += head.to(tl.int64) * v_head
+    main_at = k_at + MAIN_AT
     # This program's blocks are items; those that are shared come first.
     far0 = chunk0 + (tl.maximum(EDGE // PER - chunk0, 0) + sharing - 1) // sharing * sharing
     skipped = tl.maximum(lo // BLOCK - first_block(chunk0, PER, EDGE, FAR), 0)
@@ -278,6 +294,9 @@ def look(
             path, table, lone, lone_lowest, lone_last, lone_base,
             own_edge(nodes_at, own_block, BLOCK, FEW_OWN) + c % FEW_OWN, depth, path_stride, PAGE, SMALL, OLD,
         )  # fmt: skip
+        if EARLY:
+            early_line = within(own_block * BLOCK + n, lo, hi)
+            early_page = tl.load(table + early_line // PAGE, cache_modifier=CACHE)
 
     if OLD:
         if FETCHED > 0:
@@ -303,16 +322,24 @@ def look(
     m, seen_m = tl.full((M,), float("-inf"), tl.float32), tl.full((M,), float("-inf"), tl.float32)
     sums, seen_total = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M,), tl.float32)
     acc, seen = tl.zeros((M, WIDE_PAD), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
+    if ABREAST > 0 and EARLY:
+        some, early_at = first_own < num_items, own_block * BLOCK + n
+        in_front = some & (early_at >= lo) & (early_at < own_edge(nodes_at, own_block, BLOCK, FEW_OWN))
+        early = row_of(early_page, early_line, PAGE, SMALL)
+        k, v = read(main_at, v_at, early, k_stride, v_stride, in_front, MAIN, MAIN_PAD, WIDE, WIDE_PAD, LATENT)
+        own_k, own_v = read(
+            main_at, v_at, own_at, k_stride, v_stride, some & own_there, MAIN, MAIN_PAD, WIDE, WIDE_PAD, LATENT
+        )
     for item in range(skipped, num_shared):
         block, chunk, inside = nth(item, chunk0, far0, sharing, PER, EDGE, FAR)
         p_at = block * BLOCK + n
         rows = row_of(page, within(p_at, lo, hi), PAGE, SMALL)
-        k = fetch(k_at + MAIN_AT, rows, k_stride, None, MAIN, MAIN_PAD)
-        s = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, None, TAIL, TAIL_PAD)
+        shared_k = fetch(main_at, rows, k_stride, None, MAIN, MAIN_PAD)
+        s = score(q, q_tail, shared_k, k_at + TAIL_AT, rows, k_stride, None, TAIL, TAIL_PAD)
         if LATENT:
-            v = k
+            shared_v = shared_k
         else:
-            v = fetch(v_at, rows, v_stride, None, WIDE, WIDE_PAD)
+            shared_v = fetch(v_at, rows, v_stride, None, WIDE, WIDE_PAD)
         # Read one block ahead, so that keys and values wait for no page. What is kept for it must be what was read:
         # anything made of that Triton makes where it is used.
         follower, _, _ = nth(item + 1, chunk0, far0, sharing, PER, EDGE, FAR)
@@ -328,7 +355,7 @@ def look(
         p, m, alpha = soften(s, m, factor)
         p = p.to(q.dtype)
         sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
-        acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
+        acc = tl.dot(p, shared_v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
     if OWN > 0:
         # Where programs of all rows merge their chunks, theirs is left in front of these.
         shift = 0 if SPLIT else 1 - own_chunk
@@ -340,7 +367,7 @@ def look(
                     partial, stats, left_at, chunk - sharing + shift, chunks, mine, m, sums, acc, seen_m, seen_total,
                     seen, False, WIDE, True, WINDOW if SPLIT else 0,
                 )  # fmt: skip
-            k = fetch(k_at + MAIN_AT, own_at, k_stride, there, MAIN, MAIN_PAD)
+            k = fetch(main_at, own_at, k_stride, there, MAIN, MAIN_PAD)
             if LATENT:
                 v = k
             else:
@@ -372,20 +399,27 @@ def look(
             if ABREAST > 0:
                 edge = own_edge(nodes_at, block, BLOCK, FEW_OWN)
                 line, there = within(p_at, lo, hi), (p_at >= lo) & (p_at < edge)
-                if item > first_own:  # seldom: nodes on both sides of a block's end
+                again = item > first_own  # seldom: nodes on both sides of a block's end
+                if again:
                     page = tl.load(table + line // PAGE)
                     own_at, own_there = own_rows(
                         path, table, lone, lone_lowest, lone_last, lone_base, edge + c % FEW_OWN, depth, path_stride,
                         PAGE, SMALL,
                     )  # fmt: skip
                 rows = row_of(page, line, PAGE, SMALL)
-                k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
-                own_k = fetch(k_at + MAIN_AT, own_at, k_stride, own_there, MAIN, MAIN_PAD)
-                if LATENT:
-                    v, own_v = k, own_k
+                if EARLY:
+                    if again:
+                        k, v = read(
+                            main_at, v_at, rows, k_stride, v_stride, there, MAIN, MAIN_PAD, WIDE, WIDE_PAD, LATENT
+                        )
+                        own_k, own_v = read(
+                            main_at, v_at, own_at, k_stride, v_stride, own_there, MAIN, MAIN_PAD, WIDE, WIDE_PAD, LATENT
+                        )
                 else:
-                    v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
-                    own_v = fetch(v_at, own_at, v_stride, own_there, WIDE, WIDE_PAD)
+                    k, v = read(main_at, v_at, rows, k_stride, v_stride, there, MAIN, MAIN_PAD, WIDE, WIDE_PAD, LATENT)
+                    own_k, own_v = read(
+                        main_at, v_at, own_at, k_stride, v_stride, own_there, MAIN, MAIN_PAD, WIDE, WIDE_PAD, LATENT
+                    )
                 s = bend(score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED)
                 s = tl.where(there & (p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
                 own = score(q, q_tail, own_k, k_at + TAIL_AT, own_at, k_stride, own_there, TAIL, TAIL_PAD)
@@ -406,7 +440,7 @@ def look(
                         ends, firsts, bases, path, table, first + r, r < count, p_at, depth, path_stride,
                         PAGE, SMALL, END, FIRST, WINDOW,
                     )  # fmt: skip
-                    k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+                    k = fetch(main_at, rows, k_stride, there, MAIN, MAIN_PAD)
                     own = bend(
                         score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED
                     )
@@ -421,7 +455,7 @@ def look(
                         PAGE, SMALL, END, FIRST, WINDOW,
                     )  # fmt: skip
                     if LATENT:
-                        v = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+                        v = fetch(main_at, rows, k_stride, there, MAIN, MAIN_PAD)
                     else:
                         v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
                     acc = tl.dot(tl.where((row == r)[:, None], p, 0.0), v.to(q.dtype), acc, input_precision="ieee")
