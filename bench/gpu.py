@@ -77,14 +77,22 @@ HIDDEN = (
 
 def steps(bench: Bench) -> Iterator[Row]:
     for shape in bench.options.shapes:
-        batches = bench.batches(*BATCHES)
+        batches, begin = bench.batches(*BATCHES), time.perf_counter()
         with bench.dummy(shape, max_num_seqs=max(batches)) as llm:
+            start = starting(llm, time.perf_counter() - begin)
+            print(f"{shape}: {start}", flush=True)
             for batch in batches:
                 prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
                 found = per_round(llm, prompts, bench.options.turns, bench.quick)
                 told = {"reach_ms": REACH.get(shape, {}).get(batch), "peer_ms": THEIRS.get(shape, {}).get(batch)}
                 print(f"{shape}, {batch} sequences: {found['ms']:.3f} ms a step {told}", flush=True)
-                yield {"shape": shape, "batch": batch, **found, **told}
+                yield {"shape": shape, "batch": batch, **found, **told, "start": start}
+
+
+def starting(llm: LLM, seconds: float) -> Row:
+    """What a start took: kernels are compiled but the first time, then rounds captured."""
+    start = getattr(llm.engine.runner, "start", None)
+    return {"seconds": seconds, **({} if start is None else start._asdict())}
 
 
 def verify(bench: Bench) -> Iterator[Row]:

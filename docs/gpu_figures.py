@@ -37,6 +37,10 @@ def steps(data: dict[str, Any]) -> tuple[list[Table], str]:
         rows += [[f"{shape}: paceline", *ours], ["to be reached", *wanted], [PEER, *theirs]]
     told = "Milliseconds a step by number of sequences; made-up weights, prompts of 512 tokens, greedy: the least time "
     told += "for 160 new tokens less that for 32, over 128. Bold: not reached."
+    starts = {row["shape"]: row["start"] for row in data["rows"] if "capturing" in row.get("start", {})}
+    for shape, start in starts.items():
+        told += f" {shape} started in {start['seconds']:.1f} s: kernels were compiled in {start['compiling']:.1f} s, "
+        told += f"{start['rounds']} rounds captured in {start['capturing']:.1f} s."
     return [(["", *map(str, batches)], rows)], told
 
 

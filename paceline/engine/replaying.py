@@ -59,7 +59,17 @@ class Key(NamedTuple):
     logits: bool = False  # somebody reads them after the round
 
 
+class Start(NamedTuple):
+    """What getting ready took."""
+
+    compiling: float  # seconds
+    capturing: float
+    rounds: int  # that were captured
+
+
 class ReplayingRunner(DeviceRunner):
+    start: Start | None = None
+
     def __init__(self, target: Target, cache: KVCache, table: Slots, rule: Rule, capture: Capture) -> None:
         self._capture = capture
         super().__init__(target, cache, table, rule)
@@ -124,7 +134,7 @@ class ReplayingRunner(DeviceRunner):
         asked = [(key, chains if size.nodes else None) for size in sizes for key in self._usual_keys(size, chains)]
         if not asked:
             return
-        start = time.perf_counter()
+        begin = time.perf_counter()
         ops = self.target.model.ops
         ops.prepare(functools.partial(self.compute, *self._lay_out(key, (), handed)) for key, handed in asked)
         if drafter is not None:
@@ -134,8 +144,8 @@ class ReplayingRunner(DeviceRunner):
             yield number, len(asked)
             if key not in self.captured:
                 self.captured[key] = self._remember(key, (), handed)
-        spent = compiled - start, time.perf_counter() - compiled
-        log.info("kernels compiled in %.1f s, %d rounds captured in %.1f s", spent[0], len(asked), spent[1])
+        self.start = Start(compiled - begin, time.perf_counter() - compiled, len(asked))
+        log.info("kernels compiled in %.1f s; captured in %.1f s: %d rounds", *self.start)
 
     def _usual_chains(self) -> Proposal | None:
         """What a drafter on the host that says its name and no more usually proposes; None: nobody can tell."""
