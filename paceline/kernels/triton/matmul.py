@@ -20,10 +20,12 @@ from paceline.kernels.triton.arithmetic import LANES, group_of
 from paceline.kernels.triton.device import BOXES, INTERPRETED, PDL, launching, processors
 from paceline.kernels.triton.int8 import Int8, Matrix, split
 from paceline.kernels.triton.interpreter import mend
+from paceline.kernels.triton.parts import product_of_parts
 from paceline.kernels.triton.tiles import Shape, Tile, find_tile
 
 mend()
 
+LEAST = 16  # columns that a tensor core multiplies at a time
 MOST_LEFT = 256  # rows of a product that leaves something for the norm behind it: of more a kernel makes that faster
 
 Bests = Tensor  # [T, blocks] keys, a row's greatest of which names its best (`picking.decide`)
@@ -180,6 +182,10 @@ def launching_of(given: Tensor | Folded, weight: Matrix, out: Tensor, around: Ar
         more = {"TURNED": tile.turned, "LASTING": programs if tile.lasting else 0}
         rows_given = TensorDescriptor.from_tensor(x, [tile.m, tile.k])
         weight_given = TensorDescriptor.from_tensor(values, [tile.n, tile.k])
+    summed, step = depth, tile.k  # by one, and of that in a step
+    if tile.parts > 1 and scales is not None and not tile.boxes:
+        kernel, summed, step = product_of_parts, -(-depth // (tile.parts * LEAST)) * LEAST, tile.k // tile.parts
+        more = {"part_size": summed, "PARTS": tile.parts}
     arguments = (
         rows_given, weight_given, out, scales, around.bias, residual, lines, None if folded is None else folded.factors,
         around.bests, *((None,) * 3 if left is None else (left.norm.weight, *left[1:])),
@@ -187,7 +193,7 @@ def launching_of(given: Tensor | Folded, weight: Matrix, out: Tensor, around: Ar
         1.0 / depth, 0.0 if folded is None else folded.norm.eps,
     )  # fmt: skip
     # The interpreter cannot count to a number it was given; compiled, one kernel serves every K.
-    steps = triton.cdiv(depth, tile.k) if INTERPRETED else 0
+    steps = triton.cdiv(summed, step) if INTERPRETED else 0
     options = {
         "EVEN": depth % tile.k == 0, "ONCE": rows <= tile.m, "STEPS": steps, "NORM": kind, "GATE": around.gate or "",
         "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP": tile.group,

@@ -20,7 +20,8 @@ from paceline.kernels.triton.device import begin, prefetch
 from paceline.kernels.triton.keys import NAN_KEY, keys_of
 
 PLAIN, FACTORS, SQUARES = 0, 1, 2  # no norm; its factors are given, or sums of squares
-FEW = tl.constexpr(32)  # rows whose sums of squares are on their way while products are summed; of more they come after
+# Rows of which all that meets their sums in the end is on its way before; of more it comes after, for want of room.
+FEW = tl.constexpr(32)
 
 
 @triton.jit
@@ -93,11 +94,10 @@ def leave_best(keys, acc, cols, N, number, blocks, rows, T):
 
 
 @triton.jit
-def leave_norm(made, rows, cols, tile_col, scale, scaled, squares, T, N, GROUP: tl.constexpr):
+def leave_norm(made, by, rows, cols, tile_col, scaled, squares, T, N, GROUP: tl.constexpr):
     """For the norm behind: a tile's rounded values times its weight, and the sums of GROUP neighbours' squares."""
     GROUPS: tl.constexpr = made.shape[1] // GROUP
-    wide, inside = made.to(tl.float32), cols < N
-    by = tl.load(scale + cols, mask=inside, other=0.0).to(tl.float32)[None, :]
+    wide, inside, by = made.to(tl.float32), cols < N, by[None, :]
     at, there = rows.to(tl.int64), rows < T
     mask = there[:, None] & inside[None, :]
     tl.store(scaled + at[:, None] * N + cols[None, :], (wide * by).to(made.dtype), mask=mask)
@@ -116,33 +116,71 @@ def read_squares(squares, rows, T, SUMS: tl.constexpr):
 
 
 @triton.jit
-def finish(
-    acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best, left, T, N,
-    residual_stride, NORM: tl.constexpr, GATE: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """What is done to a tile's sums, in float32, before they are rounded and stored. left: see `leave_norm`."""
-    stored = (rows < T)[:, None] & (cols < N)[None, :]
+def read_columns(scales, bias, left_scale, cols, N, GATE: tl.constexpr):
+    """What meets a tile's columns in the end, and no kernel writes: scales and biases, with a gate of both halves, and
+    the weight of the norm behind."""
+    inside = cols < N
+    scale, up_scale, offset, up_offset, by = 1.0, 1.0, 0.0, 0.0, 1.0
     if scales is not None:
-        acc *= tl.load(scales + cols, mask=cols < N, other=0.0)[None, :]
+        scale = tl.load(scales + cols, mask=inside, other=0.0)
         if GATE != "":
-            up *= tl.load(scales + N + cols, mask=cols < N, other=0.0)[None, :]
-    if NORM != 0:
-        acc *= factor
-        up *= factor
+            up_scale = tl.load(scales + N + cols, mask=inside, other=0.0)
     if bias is not None:
-        acc += tl.load(bias + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
+        offset = tl.load(bias + cols, mask=inside, other=0.0).to(tl.float32)
         if GATE != "":
-            up += tl.load(bias + N + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
+            up_offset = tl.load(bias + N + cols, mask=inside, other=0.0).to(tl.float32)
+    if left_scale is not None:
+        by = tl.load(left_scale + cols, mask=inside, other=0.0).to(tl.float32)
+    return scale, up_scale, offset, up_offset, by
+
+
+@triton.jit
+def read_rows(factors, residual, rows, cols, T, N, residual_stride, NORM: tl.constexpr, SUMS: tl.constexpr):
+    """What meets a tile's rows in the end: what the norm's factors are made of, and what is added."""
+    there = rows < T
+    squares, added = 1.0, 0.0
+    if NORM == 1:
+        squares = tl.load(factors + rows, mask=there, other=0.0)
+    elif NORM == 2:
+        squares = read_squares(factors, rows, T, SUMS)
+    if residual is not None:
+        at = rows.to(tl.int64)[:, None] * residual_stride + cols[None, :]
+        added = tl.load(residual + at, mask=there[:, None] & (cols < N)[None, :], other=0.0)
+    return squares, added
+
+
+@triton.jit
+def finish(
+    acc, up, of_columns, of_rows, rows, cols, tile_col, out, scales, bias, residual, best, left, T, N, share, eps,
+    NORM: tl.constexpr, GATE: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """What is done to a tile's sums, in float32, before they are rounded and stored. left: rows and squares, see
+    `leave_norm`."""
+    scale, up_scale, offset, up_offset, by = of_columns
+    squares, added = of_rows
+    if scales is not None:
+        acc *= scale[None, :]
+        if GATE != "":
+            up *= up_scale[None, :]
+    if NORM != 0:
+        factor = squares
+        if NORM == 2:
+            factor = factor_of(squares, share, eps, acc.shape[0])
+        acc *= factor[:, None]
+        up *= factor[:, None]
+    if bias is not None:
+        acc += offset[None, :]
+        if GATE != "":
+            up += up_offset[None, :]
     if GATE != "":
         acc = activate(acc, GATE) * up
     if residual is not None:
-        at = rows.to(tl.int64)[:, None] * residual_stride + cols[None, :]
-        acc += tl.load(residual + at, mask=stored, other=0.0).to(tl.float32)
+        acc += added.to(tl.float32)
     at = rows.to(tl.int64)[:, None] * N + cols[None, :]
     made = acc.to(out.dtype.element_ty)
-    tl.store(out + at, made, mask=stored)
+    tl.store(out + at, made, mask=(rows < T)[:, None] & (cols < N)[None, :])
     if GROUP > 0:
-        leave_norm(made, rows, cols, tile_col, left[0], left[1], left[2], T, N, GROUP)
+        leave_norm(made, by, rows, cols, tile_col, left[0], left[1], T, N, GROUP)
     if best is not None:
         leave_best(best, acc, cols, N, tile_col, tl.cdiv(N, cols.shape[0]), rows, T)
 
@@ -199,10 +237,12 @@ def product(
         prefetch_rows(w, weight_rows, w_stride, K, AHEAD)
         if GATE != "":
             prefetch_rows(w, weight_rows + N, w_stride, K, AHEAD)
+    if BLOCK_M <= FEW:
+        of_columns = read_columns(scales, bias, left_scale, cols, N, GATE)
     begin(PDL)
 
-    if NORM == 2 and BLOCK_M <= FEW:
-        squares = read_squares(factors, rows, T, SUMS)
+    if BLOCK_M <= FEW:
+        of_rows = read_rows(factors, residual, rows, cols, T, N, residual_stride, NORM, SUMS)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     WEIGHTS: tl.constexpr = "evict_first" if ONCE else ""
@@ -225,31 +265,28 @@ def product(
         x_at += BLOCK_K
         w_at += BLOCK_K
 
-    factor = 1.0
-    if NORM == 1:
-        factor = tl.load(factors + rows, mask=rows < T, other=0.0)[:, None]
-    elif NORM == 2:
-        if BLOCK_M > FEW:
-            squares = read_squares(factors, rows, T, SUMS)
-        factor = factor_of(squares, share, eps, BLOCK_M)[:, None]
+    if BLOCK_M > FEW:
+        of_columns = read_columns(scales, bias, left_scale, cols, N, GATE)
+        of_rows = read_rows(factors, residual, rows, cols, T, N, residual_stride, NORM, SUMS)
     finish(
-        acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best,
-        (left_scale, left_rows, left_squares), T, N, residual_stride, NORM, GATE, LEFT,
+        acc, up, of_columns, of_rows, rows, cols, tile_col, out, scales, bias, residual, best,
+        (left_rows, left_squares), T, N, share, eps, NORM, GATE, LEFT,
     )  # fmt: skip
 
 
 @triton.jit
 def tile_of_boxes(
-    number, x, w, out, scales, bias, residual, factors, best, left, T, N, K, residual_stride,
+    number, of_columns, x, w, out, scales, bias, residual, factors, best, left_scale, left, T, N, K, residual_stride,
     share, eps, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SUMS: tl.constexpr,
     LEFT: tl.constexpr, WIDEN: tl.constexpr, TURNED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One tile from its first box to what is stored. EARLY: sums of squares are on their way meanwhile."""
+    """One tile from its first box to what is stored. EARLY: what meets its sums in the end is on its way meanwhile, of
+    its columns already."""
     tile_row, tile_col = place(number, T, N, BLOCK_M, BLOCK_N, GROUP)
     rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
-    if NORM == 2 and EARLY:
-        squares = read_squares(factors, rows, T, SUMS)
+    if EARLY:
+        of_rows = read_rows(factors, residual, rows, cols, T, N, residual_stride, NORM, SUMS)
     HIGH: tl.constexpr = BLOCK_N if TURNED else BLOCK_M
     WIDE: tl.constexpr = BLOCK_M if TURNED else BLOCK_N
     acc = tl.zeros((HIGH, WIDE), dtype=tl.float32)
@@ -266,16 +303,12 @@ def tile_of_boxes(
             up = dot(c, a.T, up, WIDEN) if TURNED else dot(a, c.T, up, WIDEN)
     if TURNED:
         acc, up = acc.T, up.T
-    factor = 1.0
-    if NORM == 1:
-        factor = tl.load(factors + rows, mask=rows < T, other=0.0)[:, None]
-    elif NORM == 2:
-        if not EARLY:
-            squares = read_squares(factors, rows, T, SUMS)
-        factor = factor_of(squares, share, eps, BLOCK_M)[:, None]
+    if not EARLY:
+        of_columns = read_columns(scales, bias, left_scale, cols, N, GATE)
+        of_rows = read_rows(factors, residual, rows, cols, T, N, residual_stride, NORM, SUMS)
     finish(
-        acc, up, factor, rows, cols, tile_col, out, scales, bias, residual, best, left, T, N,
-        residual_stride, NORM, GATE, LEFT,
+        acc, up, of_columns, of_rows, rows, cols, tile_col, out, scales, bias, residual, best, left, T, N, share, eps,
+        NORM, GATE, LEFT,
     )  # fmt: skip
 
 
@@ -294,26 +327,32 @@ def product_of_boxes(
     LASTING: tl.constexpr,  # there are so many programs, and each takes tile after tile; 0: a program for each
 ):  # fmt: skip
     """`product` where the device copies whole boxes by itself (TMA)."""
-    first, left = tl.program_id(0), (left_scale, left_rows, left_squares)
+    first, left = tl.program_id(0), (left_rows, left_squares)
+    _, tile_col = place(first, T, N, BLOCK_M, BLOCK_N, GROUP)
+    cols = tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
     if PDL and AHEAD > 0:
-        _, tile_col = place(first, T, N, BLOCK_M, BLOCK_N, GROUP)
-        weight_rows = tl.minimum(tile_col * BLOCK_N + tl.arange(0, BLOCK_N), N - 1).to(tl.int64)
+        weight_rows = tl.minimum(cols, N - 1).to(tl.int64)
         prefetch_rows(lines, weight_rows, w_stride, K, AHEAD)
         if GATE != "":
             prefetch_rows(lines, weight_rows + N, w_stride, K, AHEAD)
+    EARLY: tl.constexpr = LASTING == 0 and BLOCK_M <= FEW
+    of_columns = None
+    if EARLY:
+        of_columns = read_columns(scales, bias, left_scale, cols, N, GATE)
     begin(PDL)
     if LASTING == 0:
         tile_of_boxes(
-            first, x, w, out, scales, bias, residual, factors, best, left, T, N, K, residual_stride,
-            share, eps, STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SUMS, LEFT, WIDEN, TURNED, BLOCK_M <= FEW,
+            first, of_columns, x, w, out, scales, bias, residual, factors, best, left_scale, left, T, N, K,
+            residual_stride, share, eps,
+            STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SUMS, LEFT, WIDEN, TURNED, EARLY,
         )  # fmt: skip
     else:
-        # In one flat loop: the next tile's boxes are on their way while one is finished. Sums of squares are read then:
-        # on their way with the boxes they would be held once for each step that is.
+        # In one flat loop: the next tile's boxes are on their way while one is finished. What else meets its sums is
+        # read then: on its way with the boxes it would be held once for each step that is.
         tiles = tl.cdiv(T, BLOCK_M) * tl.cdiv(N, BLOCK_N)
         for number in tl.range(first, tiles, LASTING, flatten=True):
             tile_of_boxes(
-                number, x, w, out, scales, bias, residual, factors, best, left, T, N, K,
+                number, of_columns, x, w, out, scales, bias, residual, factors, best, left_scale, left, T, N, K,
                 residual_stride, share, eps,
                 STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SUMS, LEFT, WIDEN, TURNED, False,
             )  # fmt: skip

@@ -46,6 +46,7 @@ class Tile:
     turned: bool = False  # of boxes: a tensor core's 64 rows are the weight's, its columns (8 or more) are x's
     lasting: bool = False  # of boxes: as many programs as processors, each with tile after tile
     ahead: int = 0  # lines of a weight row asked for before the kernel waits for its rows
+    parts: int = 1  # of a sum and of a step's columns, each a warp's: of weights of 8 bits alone, and no boxes
 
 
 measured: dict[tuple[int, Shape, torch.dtype], Tile] = {}  # by bucket of rows

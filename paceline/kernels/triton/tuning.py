@@ -55,6 +55,7 @@ without: set[str] = set()  # kinds of tiles that are not to be tried: boxes, tur
 LAUNCHES = 24  # in a measured graph, at least
 SHARED = 220 * 1024  # bytes of shared memory that a program may have
 AHEAD = 0, 8, 16, 32
+SLIGHT = 256  # sums of a tile that two warps have between them
 BEST = 4  # tiles of a product that `settle` tries, in each room
 PROCESSORS = ROOMS[0][0]
 MOST_COLUMNS = 2**15  # more are a vocabulary's, of whose tiles tall ones do not last: see `matmul.py`
@@ -205,6 +206,10 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
                 tile = Tile(m, n, k, 4, stages_in(room, m, n, k, shape), ahead=4)
                 if tile.stages >= 3:
                     found[tile] = found[replace(tile, boxes=True)] = None
+                    if m * n <= SLIGHT and not shape.packed:  # more warps all do the same
+                        found[replace(tile, warps=2)] = None
+                    if m == 16 and shape.packed:
+                        found[replace(tile, parts=4)] = None
     found |= dict.fromkeys(turned(rows, shape) if rows <= 64 else many(rows, shape))
     tried = (tile for tile in found if not shape.packed or suits_packed(tile))
     return [tile for tile in tried if tile == rule or not any(getattr(tile, kind) for kind in without)]

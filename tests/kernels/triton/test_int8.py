@@ -52,13 +52,18 @@ def test_what_cannot_be_packed_stays_floats(device: torch.device) -> None:
         assert round_rows(other) is other
 
 
-@pytest.mark.parametrize("rows", [3, 17])
+@pytest.mark.parametrize(("rows", "parts"), [(3, 1), (17, 1), (3, 4), (17, 2)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_product_is_that_of_float64_and_what_stands_around_it_comes_behind_the_scales(
-    device: torch.device, dtype: torch.dtype, rows: int
+    device: torch.device, dtype: torch.dtype, rows: int, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The last part is a shorter one."""
+    from paceline.kernels.triton import matmul as module
     from paceline.kernels.triton.matmul import Norm, matmul
+    from paceline.kernels.triton.tiles import Tile
 
+    if parts > 1:
+        monkeypatch.setattr(module, "find_tile", lambda *given: Tile(16, 32, 128, parts, parts=parts))
     x, weight = rows_of(device, rows, 208, dtype=dtype), packed(rows_of(device, 80, 208, seed=1, dtype=dtype))
     norm = Norm(1 + 0.1 * rows_of(device, 208, seed=2, dtype=dtype), 1e-5)
     bias, residual = rows_of(device, 80, seed=3, dtype=dtype), rows_of(device, rows, 90, seed=4, dtype=dtype)
@@ -82,6 +87,7 @@ def test_all_tiles_agree_and_in_none_does_the_number_of_rows_change_a_bit(
     x, weight = make(device, 18, 256), packed(rows_of(device, 40, 256, seed=1, dtype=torch.bfloat16))
     norm, bias = module.Norm(make(device, 256, seed=2), 1e-5), make(device, 40, seed=3)
     tiles = [Tile(16, 16, 64), Tile(16, 64, 256, warps=8, stages=3), Tile(32, 32, 128)]
+    tiles += [Tile(16, 16, 128, parts=4), Tile(16, 32, 256, warps=2, parts=2), Tile(32, 8, 64, parts=4, ahead=4)]
     tiles += [Tile(64, 32, 64, boxes=True), Tile(16, 16, 128, boxes=True, lasting=True, group=1)]  # no boxes of such
     tiles += [
         Tile(m, n, k, stages=2, boxes=True, turned=True, ahead=4, lasting=lasting)
@@ -101,6 +107,24 @@ def test_all_tiles_agree_and_in_none_does_the_number_of_rows_change_a_bit(
     few = whole(device, 5, 256)
     sums = few.double() @ weight.values.double().T  # exact
     assert torch.equal(module.logits(few, weight), sums.float() * weight.scales)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_what_a_norm_behind_it_wants_is_left_by_a_packed_product_too(
+    device: torch.device, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.kernels.triton import matmul as module
+    from paceline.kernels.triton.tiles import Tile
+
+    monkeypatch.setattr(module, "find_tile", lambda *given: Tile(16, 16, 64, parts=parts))
+    x, weight = make(device, 5, 144), packed(make(device, 48, 144, seed=1))
+    norm = module.Norm(make(device, 48, seed=2), 1e-5)
+    left = module.room_behind(x, weight, norm)
+    assert left is not None
+    made = module.matmul(x, weight, residual=make(device, 5, 48, seed=3), left=left)
+    apart = make(device, 64, 48, seed=4)
+    assert torch.equal(left.scaled, module.fold(made, norm).scaled)
+    assert torch.equal(module.matmul(left, apart), module.matmul(made, apart, norm=norm))
 
 
 def test_boxes_are_left_out_with_all_that_belongs_to_them(
@@ -151,7 +175,7 @@ def test_every_shape_has_packed_tiles_that_fit(device: torch.device) -> None:
             for gate, normed in ((False, False), (True, True)):
                 shape = Shape(n, k, gate, normed, packed=True)
                 found = tiles_for(rows, shape, torch.bfloat16)
-                assert found[0] == choose(rows, shape, torch.bfloat16) and len(found) <= 40
+                assert found[0] == choose(rows, shape, torch.bfloat16) and len(found) <= 48
                 for tile in found:
                     assert suits_packed(tile)
                     assert (2 * tile.m + tile.n * shape.halves) * tile.k * tile.stages <= SHARED
