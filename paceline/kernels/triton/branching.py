@@ -33,12 +33,12 @@ _NUMBERS = ["parts", "nodes", "rows", "level", "fed", "width", "num_rows", "page
 @triton.jit
 def where_fed(owner, start, behind, real, first, pages, page_row, null, SIZE: tl.constexpr):
     """Slot, where nodes begin, line, cache row and the lowest position seen of a row that is fed, on the line `behind`
-    where nodes begin; not real: nobody's."""
+    where nodes begin; not real: nobody's. Some look before they have waited (`device.py`)."""
     slot, line = tl.where(real, owner, null), tl.where(real, start + behind, 0)
-    page = tl.load(pages + slot * page_row + line // SIZE)
+    page = tl.load(pages + slot * page_row + line // SIZE, cache_modifier=".cg")
     lowest = line * 0
     if first is not None:
-        lowest = tl.where(real, tl.load(first + slot), 0)
+        lowest = tl.where(real, tl.load(first + slot, cache_modifier=".cg"), 0)
     return slot, tl.where(real, start, 1), line, page * SIZE + line % SIZE, lowest
 
 

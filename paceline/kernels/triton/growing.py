@@ -45,19 +45,20 @@ def _grow_kernel(
 ):  # fmt: skip
     """ROWS nodes get children, numbered from `begins` on: `numbers` are the nodes' own, `before` their paths. Out,
     path, given and grown say who is fed next, if anybody is."""
-    begin(PDL, True)
     of, row, part = tl.program_id(0).to(tl.int64), tl.arange(0, LANES), tl.arange(0, PARTS)
-    if out is not None:  # what depends on no pick is looked up while keys are on their way
-        seat = tl.arange(0, SEATS)
-        limit, start, owner = tl.load(most + of), tl.load(starts + of), tl.load(slots + of)
-        line = fed + seat
-        there, open = seat < WIDTH, line + 1 < limit
-        place = where_fed(owner, start, line, open, first, pages, page_row, null, SIZE)
+    # What depends on no pick is older than the product that made the logits, and looked up at once: see `device.py`.
     inside, at = row < ROWS, (of * ROWS + row) * parts
     number, above = tl.full([LANES], _ROOT, tl.int64), tl.where(inside, 0.0, -float("inf"))
     if numbers is not None:
-        number = tl.load(numbers + of * ROWS + row, inside, _PADDING)
-        above = tl.load(scores + of * nodes + number, number >= 0, -float("inf"))
+        number = tl.load(numbers + of * ROWS + row, inside, _PADDING, cache_modifier=".cg")
+        above = tl.load(scores + of * nodes + number, number >= 0, -float("inf"), cache_modifier=".cg")
+    if out is not None:
+        seat = tl.arange(0, SEATS)
+        limit, owner = tl.load(most + of, cache_modifier=".cg"), tl.load(slots + of, cache_modifier=".cg")
+        start, line = tl.load(starts + of, cache_modifier=".cg"), fed + seat
+        there, open = seat < WIDTH, line + 1 < limit
+        place = where_fed(owner, start, line, open, first, pages, page_row, null, SIZE)
+    begin(PDL, True)
     # All tokens together, of what each part says of itself: its greatest value, and the sum of all as shares of that.
     is_part = inside[:, None] & (part < parts)[None, :]
     greatest = value_of(tl.load(keys + (at[:, None] + part[None, :]) * CHILDREN, is_part, NO_KEY))

@@ -2,7 +2,7 @@
 
 To the bit what `sampling/noise.py` and `sampling/verify.argmax` make in tensor operations. Exact noise is made for
 those tokens alone that may be picked: rough noise tells which. A program has BLOCK neighbours of one row and leaves a
-key; or, where a node gets several children, BLOCK_OF_SEVERAL, and as many keys.
+key; or, where a node gets several children, as many keys, and of many rows LARGE_BLOCK neighbours.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from paceline.kernels.triton.keys import NO_KEY, candidates, decided, finite, ke
 from paceline.kernels.triton.noise import bits_of, gumbel, may_win, rough_gumbel, words_of
 
 BLOCK, WARPS = 1024, 4  # logits of a program
-# The same where several of a row are wanted: whoever puts their greatest together has fewer to go through.
-BLOCK_OF_SEVERAL, WARPS_OF_SEVERAL = 4096, 16
+# The same where several of a row are wanted and programs would be more than run side by side: there are fewer, and
+# whoever puts their greatest together has fewer to go through.
+LARGE_BLOCK, LARGE_WARPS, BESIDE = 4096, 16, 264
 FEW = 1024  # keys of a row that one warp looks at
 _ONE = tl.constexpr(1 << 20)  # counts beside a sum of places
 CANDIDATES = 8  # times as many as are wanted: nearly always so few may be among them
@@ -96,28 +97,33 @@ def _sample_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    begin(PDL, True)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    # Who picks is older than the product that made the logits, and read before that has ended: see `device.py`.
     at = row
     if rows is not None:
-        at = tl.load(rows + row)
-    slot = tl.load(slots + at)
+        at = tl.load(rows + row, cache_modifier=".cg")
+    slot = tl.load(slots + at, cache_modifier=".cg")
+    heat = tl.full([], 1.0, tl.float32)
+    if temperature is not None:
+        heat = tl.load(temperature + slot * floats, cache_modifier=".cg")
+    greedily = tl.load(greedy + slot * ints, cache_modifier=".cg") != 0
+    seed, sample = (
+        tl.load(seeds + slot * ints, cache_modifier=".cg"),
+        tl.load(samples + slot * ints, cache_modifier=".cg"),
+    )
+    position = tl.load(positions + at, cache_modifier=".cg") + ahead
+    stream = tl.zeros_like(seed) + STREAM
+    if extra is None:
+        words = words_of((seed, seed >> 32, sample, position, stream))
+    else:
+        words = words_of((seed, seed >> 32, sample, position, stream, tl.load(extra + row, cache_modifier=".cg")))
+    begin(PDL, True)
     logits += row * stride
     place = part * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(logits + place, place < vocabulary, -float("inf")).to(tl.float32)
     ids = place
     if names is not None:
         ids = tl.load(names + place, place < vocabulary, 0).to(tl.int32)
-    heat = tl.full([], 1.0, tl.float32)
-    if temperature is not None:
-        heat = tl.load(temperature + slot * floats)
-    greedily = tl.load(greedy + slot * ints) != 0
-    seed, sample = tl.load(seeds + slot * ints), tl.load(samples + slot * ints)
-    position, stream = tl.load(positions + at) + ahead, tl.zeros_like(seed) + STREAM
-    if extra is None:
-        words = words_of((seed, seed >> 32, sample, position, stream))
-    else:
-        words = words_of((seed, seed >> 32, sample, position, stream, tl.load(extra + row)))
     bits = bits_of(words, ids)
     if NUMBERS:
         ids = place
@@ -186,7 +192,7 @@ def best(values: Tensor) -> Tensor:
 
 def best_keys(values: Tensor, count: int = 1, sums: Tensor | None = None) -> Tensor:
     """[R, V] → [R, parts · count] keys, the greatest `count` of which name a row's likeliest; sums: see `sums_of`."""
-    block, warps = _cut(count, sums)
+    block, warps = _cut(values, count > 1 or sums is not None)
     values, keys = _prepare(values, count, block)
     room, sizes = _room(keys, count, sums)
     given = (values, keys, sums, room, values.shape[1], values.stride(0))
@@ -203,14 +209,15 @@ def _room(keys: Tensor, count: int, sums: Tensor | None) -> tuple[Tensor | None,
     return torch.empty((keys.numel() // count, 2 * sizes["ROOM"]), dtype=torch.int64, device=keys.device), sizes
 
 
-def _cut(count: int, sums: Tensor | None) -> tuple[int, int]:
+def _cut(logits: Tensor, several: bool) -> tuple[int, int]:
     """Logits of a program, and its warps."""
-    return (BLOCK, WARPS) if count == 1 and sums is None else (BLOCK_OF_SEVERAL, WARPS_OF_SEVERAL)
+    large = several and len(logits) * triton.cdiv(logits.shape[1], BLOCK) > BESIDE
+    return (LARGE_BLOCK, LARGE_WARPS) if large else (BLOCK, WARPS)
 
 
 def sums_of(logits: Tensor) -> Tensor:
     """[R, parts] room for each part's exponentials, added up, as shares of its greatest value's."""
-    shape = len(logits), triton.cdiv(logits.shape[1], BLOCK_OF_SEVERAL)
+    shape = len(logits), triton.cdiv(logits.shape[1], _cut(logits, True)[0])
     return torch.empty(shape, dtype=torch.float32, device=logits.device)
 
 
@@ -223,7 +230,7 @@ def sample_keys(
     logits: Tensor, slots: Tensor, positions: Tensor, keyed: Keyed, count: int = 1, sums: Tensor | None = None
 ) -> Tensor:
     """[R, V] → [R, parts · count] keys, the greatest of which names a row's sample, the next what would be without."""
-    cut = _cut(count, sums)
+    cut = _cut(logits, count > 1 or sums is not None)
     logits, keys = _prepare(logits, count, cut[0])
     _sample(logits, (keys, sums, None), slots, positions, keyed, cut)
     return keys

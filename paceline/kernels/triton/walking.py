@@ -83,6 +83,10 @@ def _walk_kernel(
     place = tl.arange(0, BLOCK)
     inside = place < nodes
     at = tl.load(index + row * (nodes + 1) + place, place <= nodes, 0)
+    if slots is not None:  # where it is committed is looked up while choices are on their way
+        slot = tl.load(slots + row)
+        length = tl.load(lengths + slot * count_stride)
+        room = tl.load(limits + slot * count_stride) - length
     if PARTS == 0:
         choice = tl.load(choices + at, place <= nodes, -1)
     else:
@@ -113,9 +117,6 @@ def _walk_kernel(
     tl.store(here + 2 * nodes + 1, count)
     tl.store(here + 2 * nodes + 2, size)
     if slots is not None:
-        slot = tl.load(slots + row)
-        length = tl.load(lengths + slot * count_stride)
-        room = tl.load(limits + slot * count_stride) - length
         grown = tl.maximum(tl.minimum(count + 1, room), 0)
         tl.store(table + slot * table_row + length + place, tl.maximum(said, 0), place < grown)
         tl.store(lengths + slot * count_stride, length + grown)

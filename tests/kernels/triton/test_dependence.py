@@ -47,6 +47,7 @@ def latent() -> Any:
 
 CASES: dict[str, tuple[str, Callable[[], Any], Callable[[], Any]]] = {
     "a head's chain": ("greedy", tiny_model, lambda: Eagle(tiny_eagle("third"), 2)),
+    "a head's sampled chain": ("seeded", tiny_model, lambda: Eagle(tiny_eagle("third"), 2)),
     "a head's grown tree": (
         "seeded",
         tiny_model,

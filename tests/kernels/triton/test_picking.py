@@ -259,15 +259,21 @@ def test_keys_name_as_many_as_are_asked_for_the_best_first(device: torch.device)
         logits[range(len(sampled)), [row[child] for row in sampled]] = -INF
 
 
-@pytest.mark.parametrize("weight", [1.0, 0.7])
-def test_a_rows_parts_say_how_likely_all_of_their_tokens_are(weight: float, device: torch.device) -> None:
-    from paceline.kernels.triton.picking import BLOCK_OF_SEVERAL, perturb, sample_keys, sums_of
+@pytest.mark.parametrize(("weight", "many"), [(1.0, False), (0.7, True)])
+def test_a_rows_parts_say_how_likely_all_of_their_tokens_are(
+    weight: float, many: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of many rows are larger."""
+    from paceline.kernels.triton import picking
+    from paceline.kernels.triton.picking import perturb, sample_keys, sums_of
 
+    if many:
+        monkeypatch.setattr(picking, "BESIDE", 0)
     logits, where = made(5000, 1.0).to(device), (PLACES.to(device), POSITIONS.to(device))
     how = keyed(device, noise.SAMPLE, None)._replace(weight=weight)
     sums = sums_of(logits)
     sample_keys(logits, *where, how, 2, sums)
-    parts = perturb(logits, *where, how).split(BLOCK_OF_SEVERAL, dim=1)
-    assert len(parts) == sums.shape[1] == 2
+    parts = perturb(logits, *where, how).split(picking.LARGE_BLOCK if many else picking.BLOCK, dim=1)
+    assert len(parts) == sums.shape[1] == (2 if many else 5)
     for part, added in zip(parts, sums.unbind(1)):
         assert torch.allclose(part.max(dim=1).values + added.log(), part.logsumexp(dim=1), atol=1e-3)
