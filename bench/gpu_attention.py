@@ -109,8 +109,8 @@ SWEEPS: dict[str, tuple[list[str], list[dict[str, Any]]]] = {
         ],
         [
             {},
-            *({"ABREAST": rows, "HELD": held} for rows in (1, 2, 4) for held in (0, 10 << 10, 20 << 10)),
-            *({"ABREAST": rows, "SINGLE": 0} for rows in (1, 2, 4)),
+            *({"ALIKE": warps, "HELD": held} for warps in (1056, 264, 132) for held in (0, 10 << 10, 20 << 10)),
+            *({"ALIKE": warps, "SINGLE": 0} for warps in (1056, 264, 132)),
         ],
     ),
 }
@@ -234,11 +234,11 @@ def check(heads: Heads) -> dict[str, Any]:
         each = [attend(q, cache, chunk, part, look)[i * rows : (i + 1) * rows] for i, part in enumerate(parts)]
         others[f"tiles of {rows}, {splits} splits"] = torch.cat(each)
     others |= {f"nodes of a tree, {splits} splits": as_nodes(0, splits) for splits in (1, 3)}
-    usual, attention.WARPS = attention.WARPS, 1
+    usual, attention.ALIKE = attention.ALIKE, 1
     try:
         others |= {f"nodes in a crowd, from {begin} on": as_nodes(begin, 1) for begin in range(count - 16, count)}
     finally:
-        attention.WARPS = usual
+        attention.ALIKE = usual
     keys, values = (part[here] for part in cache)
     return {
         "rows": count,

@@ -36,7 +36,7 @@ BRIEF = 2  # stages of programs with no more blocks than that
 CROWDED = {"num_stages": BRIEF, "maxnreg": 168}
 FEW_OWN = 32  # positions of a block at which rows may have keys of their own that stand side by side
 ROOM_OWN = 80 << 10  # bytes of such keys and values
-ABREAST = 1  # rows of a program, with such, at least
+ALIKE = 66 * 4  # warps of programs with such, if their rows fit: each reads all that comes before the nodes anew
 HELD = 10 << 10  # bytes of a block, with such, that a warp holds while it looks at those in front
 SINGLE = 256  # chunks times values of a key: so few are looked at sooner by one program, if it has few pairs
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
@@ -268,17 +268,15 @@ def _shape(look: Look, latent: bool) -> dict[str, Any]:
 
 
 def _abreast(tiles: Tiles, m: int, positions: int, depth: int, shape: dict[str, Any], size: int) -> int:
-    """How many rows a program has whose own keys stand side by side: as few as leave no program waiting for its turn.
-    0: their keys cannot stand so."""
+    """How many rows a program has whose own keys stand side by side: as few as leave few programs, for what all read is
+    read as often as there are programs. 0: their keys cannot stand so."""
     group, kv_heads = shape["GROUP"], shape["HEADS"] // shape["GROUP"]
     room = positions * _position(shape, size)  # of one row
     fitting = [rows for rows in (1, 2, 4, 8, 16) if rows <= max(1, m // group) and rows * room <= ROOM_OWN]
     if depth + looking.ADDED.value - 1 > positions or not fitting:
         return 0
-
     each = len(tiles.first) * -(-group // m) * kv_heads * _way(shape, size)["num_warps"]
-    enough = (rows for rows in fitting if rows >= ABREAST and -(-tiles.rows // rows) * each <= WARPS)
-    return next(enough, fitting[-1])
+    return next((rows for rows in fitting if -(-tiles.rows // rows) * each <= ALIKE), fitting[-1])
 
 
 def _leaves_room(tiles: Tiles, shape: dict[str, Any]) -> bool:

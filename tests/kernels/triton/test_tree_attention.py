@@ -153,10 +153,9 @@ def test_rows_look_at_their_own_keys_abreast_and_no_bit_changes(
     abreast: Any, device: torch.device, dtype: torch.dtype, heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever in a block the nodes begin, and where they go on in the next one, in the same chunk and another."""
-    usual = abreast.WARPS
     for start, splits, single, crowd in PLACES:
         monkeypatch.setattr(abreast, "SINGLE", single)
-        monkeypatch.setattr(abreast, "WARPS", 1 if crowd else usual)
+        monkeypatch.setattr(abreast, "ALIKE", 1 if crowd else 1 << 20)
         same = Same(abreast, device, dtype, heads, start)
         look = {"window": 41, "softcap": 2.0} if start in (64, 126) else {}
         chunk = same.attend(same.chain_q, same.chain, 16, 1, **look)
@@ -254,16 +253,11 @@ def test_nodes_that_a_sequence_did_not_get_keep_no_program_waiting(
         assert not attention._arrivals(device).any()
 
 
-def test_as_few_rows_as_leave_no_program_waiting_is_said_of_programs_of_any_width(
-    attention: Any, device: torch.device
-) -> None:
-    for head_dim, warps in ((128, 4), (256, 8)):
-        shape = attention._shape(attention.Look(Heads(16, 8, head_dim), 0.3), False)
+def test_programs_have_as_few_rows_as_leave_few_of_them_or_as_many_as_fit(attention: Any, device: torch.device) -> None:
+    for head_dim, kv_heads, wanted in ((64, 2, 1), (64, 4, 2), (128, 8, 4), (128, 16, 4), (256, 2, 2), (256, 8, 2)):
+        shape = attention._shape(attention.Look(Heads(2 * kv_heads, kv_heads, head_dim), 0.3), False)
         one = attention.Tiles(torch.zeros(1), torch.zeros(1), 32, 512, None)
-        rows = attention._abreast(one, 16, 32, 4, shape, 2)
-        fits = [1, 2, 4, 8]
-        wanted = next((few for few in fits if 32 // few * 8 * warps <= attention.WARPS), None)
-        assert rows == wanted, (head_dim, rows)
+        assert attention._abreast(one, 16, 32, 4, shape, 2) == wanted, (head_dim, kv_heads)
 
 
 def test_keys_of_ones_own_begin_where_a_tensor_cores_sum_ends(attention: Any, device: torch.device) -> None:
