@@ -25,6 +25,7 @@ from paceline.kernels.triton.tiles import Shape, Tile, find_tile
 
 mend()
 
+FEW, FEW_SUMS = 32, 2048  # rows and sums of a small tile
 LEAST = 16  # columns that a tensor core multiplies at a time
 MOST_LEFT = 256  # rows of a product that leaves something for the norm behind it: of more a kernel makes that faster
 
@@ -198,10 +199,16 @@ def launching_of(given: Tensor | Folded, weight: Matrix, out: Tensor, around: Ar
         "EVEN": depth % tile.k == 0, "ONCE": rows <= tile.m, "STEPS": steps, "NORM": kind, "GATE": around.gate or "",
         "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP": tile.group,
         "SUMS": triton.cdiv(depth, group_of(depth)) if kind == product.SQUARES else 0,
-        "LEFT": 0 if left is None else group_of(width), "AHEAD": tile.ahead, "PDL": PDL, "WIDEN": INTERPRETED,
+        "LEFT": 0 if left is None else group_of(width), "AHEAD": tile.ahead, "EARLY": _is_early(tile),
+        "PDL": PDL, "WIDEN": INTERPRETED,
         **more, **launching(tile.warps, tile.stages),
     }  # fmt: skip
     return kernel, (programs,), arguments, options
+
+
+def _is_early(tile: Tile) -> bool:
+    """Whether a program has registers for what meets its sums in the end while it makes them."""
+    return not tile.lasting and (tile.m <= FEW or (tile.m <= 2 * FEW and tile.m * tile.n <= FEW_SUMS))
 
 
 def _has_boxes(matrix: Tensor) -> bool:

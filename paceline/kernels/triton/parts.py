@@ -23,7 +23,7 @@ def product_of_parts(
     part_size,  # columns of x that a part has; of the last there may be fewer
     EVEN: tl.constexpr, ONCE: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SUMS: tl.constexpr,
-    LEFT: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr, WIDEN: tl.constexpr,
+    LEFT: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr, WIDEN: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
     tile_row, tile_col = place(tl.program_id(0), T, N, BLOCK_M, BLOCK_N, GROUP)

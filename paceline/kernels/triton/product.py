@@ -20,8 +20,6 @@ from paceline.kernels.triton.device import begin, prefetch
 from paceline.kernels.triton.keys import NAN_KEY, keys_of
 
 PLAIN, FACTORS, SQUARES = 0, 1, 2  # no norm; its factors are given, or sums of squares
-# Rows of which all that meets their sums in the end is on its way before; of more it comes after, for want of room.
-FEW = tl.constexpr(32)
 
 
 @triton.jit
@@ -219,6 +217,7 @@ def product(
     SUMS: tl.constexpr,  # of squares, of each row of x
     LEFT: tl.constexpr,  # neighbours whose squares are added for the norm behind; 0: there is none
     AHEAD: tl.constexpr,  # lines of each weight row asked for before the kernel waits
+    EARLY: tl.constexpr,  # what meets the sums in the end is on its way while they are made
     PDL: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
@@ -237,11 +236,11 @@ def product(
         prefetch_rows(w, weight_rows, w_stride, K, AHEAD)
         if GATE != "":
             prefetch_rows(w, weight_rows + N, w_stride, K, AHEAD)
-    if BLOCK_M <= FEW:
+    if EARLY:
         of_columns = read_columns(scales, bias, left_scale, cols, N, GATE)
     begin(PDL)
 
-    if BLOCK_M <= FEW:
+    if EARLY:
         of_rows = read_rows(factors, residual, rows, cols, T, N, residual_stride, NORM, SUMS)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -265,7 +264,7 @@ def product(
         x_at += BLOCK_K
         w_at += BLOCK_K
 
-    if BLOCK_M > FEW:
+    if not EARLY:
         of_columns = read_columns(scales, bias, left_scale, cols, N, GATE)
         of_rows = read_rows(factors, residual, rows, cols, T, N, residual_stride, NORM, SUMS)
     finish(
@@ -322,7 +321,7 @@ def product_of_boxes(
     T, N, K, x_stride, w_stride, residual_stride, share, eps,
     EVEN: tl.constexpr, ONCE: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SUMS: tl.constexpr,
-    LEFT: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr, WIDEN: tl.constexpr,
+    LEFT: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr, WIDEN: tl.constexpr,
     TURNED: tl.constexpr,  # sums are [BLOCK_N, BLOCK_M]: few rows are a tensor core's columns, which may be 8 or 16
     LASTING: tl.constexpr,  # there are so many programs, and each takes tile after tile; 0: a program for each
 ):  # fmt: skip
@@ -335,7 +334,6 @@ def product_of_boxes(
         prefetch_rows(lines, weight_rows, w_stride, K, AHEAD)
         if GATE != "":
             prefetch_rows(lines, weight_rows + N, w_stride, K, AHEAD)
-    EARLY: tl.constexpr = LASTING == 0 and BLOCK_M <= FEW
     of_columns = None
     if EARLY:
         of_columns = read_columns(scales, bias, left_scale, cols, N, GATE)

@@ -71,6 +71,7 @@ def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyP
 
     x, weight = make(device, 18, 256), make(device, 40, 256, seed=1)
     norm = module.Norm(make(device, 256, seed=2), 1e-5)
+    bias, residual = make(device, 40, seed=3), make(device, 18, 20, seed=4)
     tiles = [Tile(16, 16, 64), Tile(16, 64, 128, warps=8, stages=3), Tile(32, 32, 256, group=1), Tile(128, 64, 64)]
     tiles += [Tile(64, 32, 64, boxes=True), Tile(128, 64, 128, stages=3, boxes=True)]
     tiles += [
@@ -83,8 +84,9 @@ def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyP
     for tile in tiles:
         monkeypatch.setattr(module, "find_tile", lambda *given, tile=tile: tile)
         both = module.matmul(x, weight), module.matmul(x, weight, norm=norm, gate="relu")
-        made.append([*both, logits_best(x, weight)[1]])
-    assert all(torch.equal(one[i], made[0][i]) for one in made for i in range(3))
+        more = module.matmul(x, weight, bias, norm, residual, "relu")
+        made.append([*both, more, logits_best(x, weight)[1]])
+    assert all(torch.equal(one[i], made[0][i]) for one in made for i in range(4))
 
 
 def test_a_norm_behind_a_product_is_made_of_what_that_leaves(
@@ -104,6 +106,7 @@ def test_a_norm_behind_a_product_is_made_of_what_that_leaves(
     tiles = [Tile(16, 8, 64), Tile(32, 64, 32, warps=8), Tile(16, 128, 64, group=1)]
     tiles += [Tile(16, 64, 64, boxes=True), Tile(32, 64, 64, boxes=True, turned=True, ahead=4)]
     tiles += [Tile(16, 16, 64, boxes=True, lasting=True, group=1)]
+    tiles += [Tile(64, 32, 64), Tile(64, 64, 64), Tile(128, 64, 32, boxes=True)]
     for tile in tiles:
         monkeypatch.setattr(module, "find_tile", lambda *given, tile=tile: tile)
         left = module.room_behind(x, weight, norm)
