@@ -126,7 +126,7 @@ class Runner:
 
     def _keep_accepted(self, verdict: Verdict | Followed, batch: Batch) -> None:
         """Move the rows of accepted tree nodes to their positions. A chain's are there already."""
-        nodes, layout = verdict.nodes, batch.layout
+        nodes, layout = verdict.path, batch.layout
         roots = batch.places.roots
         groups = [(self.cache.layers, layout)]
         if layout.windowed is not None:

@@ -43,12 +43,18 @@ class Verdict:
     lengths: Tensor  # [B] how many were accepted
     sent: Tensor | None = None  # [B, W] all that a `Report` has, where kernels laid it out
     committed: bool = False  # by whoever reached it
+    deepest: int | None = None  # no more nodes are accepted than that; None: D
 
     @classmethod
-    def of(cls, sent: Tensor, nodes: int, committed: bool) -> Verdict:
+    def of(cls, sent: Tensor, nodes: int, committed: bool, deepest: int | None) -> Verdict:
         """What kernels laid out for proposals of so many nodes."""
         tokens, chosen = sent[:, : nodes + 1], sent[:, nodes + 1 : 2 * nodes + 1]
-        return cls(tokens, chosen, sent[:, 2 * nodes + 1], sent, committed)
+        return cls(tokens, chosen, sent[:, 2 * nodes + 1], sent, committed, deepest)
+
+    @property
+    def path(self) -> Tensor:
+        """[B, deepest] the nodes, as far as there may be any."""
+        return self.nodes if self.deepest is None else self.nodes[:, : self.deepest]
 
     def read(self) -> Decided:
         return self.decided(self.table().tolist(), 2 * self.nodes.shape[1] + 2)
@@ -84,6 +90,8 @@ class Followed:
         most = max(map(len, accepted), default=0)
         listed = [nodes + [-1] * (most - len(nodes)) for nodes in accepted]
         return torch.tensor(listed, dtype=torch.int64).view(len(listed), most)
+
+    path = nodes
 
 
 @dataclass
@@ -212,7 +220,7 @@ def _walk_at_once(
     parents = proposal.tokens if proposal.chain else proposal.parents  # nobody looks at a chain's
     parts = (proposal.tokens, parents, proposal.sizes, proposal.chain, proposal.scratch, proposal.origins)
     sent = table.rounds.walk(choices, index, Trees(*parts), slots, table.tables)
-    return Verdict.of(sent, proposal.num_nodes, committed=slots is not None)
+    return Verdict.of(sent, proposal.num_nodes, slots is not None, proposal.max_depth)
 
 
 def settle(judged: Judged, choices: Tensor, accepted: Tensor, final: Tensor) -> Verdict:
