@@ -10,11 +10,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.kernels.triton.device import INTERPRETED
+from paceline.kernels.triton.device import INTERPRETED, prefetch
 
 # Rough noise is off by 5e-5 at most, what it is added to by 5e-7 of itself. Of two that is twice as much; ten times it.
 _ROOM, _SHARE = tl.constexpr(1e-3), tl.constexpr(1e-5)
 _APPROXIMATE = tl.constexpr(not INTERPRETED)
+_LINES, _ENTRIES = tl.constexpr(256), tl.constexpr(16)  # of a table's 4,096 numbers
+_ASKED = tl.constexpr(32)  # lines that a program asks for
 
 
 @triton.jit
@@ -47,6 +49,14 @@ def _log(x, wanted, inverse, logarithm):
     rest = mantissa * tl.load(inverse + index, wanted, 1.0) - 1.0
     series = rest * (1.0 - rest * (0.5 - rest * 0.3333333333333333))
     return exponent * 0.6931471805599453 + (tl.load(logarithm + index, wanted, 0.0) + series)
+
+
+@triton.jit
+def ask_for_tables(inverse, logarithm, program):
+    """A program's share: eight neighbours ask for all of them. A round's weights have come by since they were read."""
+    line = (program * _ASKED + tl.arange(0, _ASKED)) % _LINES
+    prefetch(inverse + line * _ENTRIES)
+    prefetch(logarithm + line * _ENTRIES)
 
 
 @triton.jit

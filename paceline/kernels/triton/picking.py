@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.kernels.rounds import Keyed
 from paceline.kernels.triton.device import PDL, begin, launching
 from paceline.kernels.triton.keys import NO_KEY, candidates, decided, finite, keys_of, leave, leave_few, put_together
-from paceline.kernels.triton.noise import bits_of, gumbel, may_win, rough_gumbel, words_of
+from paceline.kernels.triton.noise import ask_for_tables, bits_of, gumbel, may_win, rough_gumbel, words_of
 
 BLOCK, WARPS = 1024, 4  # logits of a program
 # The same where several of a row are wanted and programs would be more than run side by side: there are fewer, and
@@ -98,7 +98,10 @@ def _sample_kernel(
     PDL: tl.constexpr,
 ):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    # Who picks is older than the product that made the logits, and read before that has ended: see `device.py`.
+    if PDL:
+        ask_for_tables(inverse, logarithm, row * tl.num_programs(1) + part)
+    # Who picks is older than the product that made the logits, and read before that has ended (see `device.py`); so
+    # rough noise is made meanwhile.
     at = row
     if rows is not None:
         at = tl.load(rows + row, cache_modifier=".cg")
@@ -117,14 +120,17 @@ def _sample_kernel(
         words = words_of((seed, seed >> 32, sample, position, stream))
     else:
         words = words_of((seed, seed >> 32, sample, position, stream, tl.load(extra + row, cache_modifier=".cg")))
+    place = part * BLOCK + tl.arange(0, BLOCK)
+    ids = place
+    if names is not None:  # no kernel writes them
+        ids = tl.load(names + place, place < vocabulary, 0).to(tl.int32)
+    bits, noise = bits_of(words, ids), tl.zeros([BLOCK], tl.float32)
+    if out is None:  # noqa: SIM102 (known when it is compiled; the next is not)
+        if not greedily:
+            noise = weight * rough_gumbel(bits)
     begin(PDL, True)
     logits += row * stride
-    place = part * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(logits + place, place < vocabulary, -float("inf")).to(tl.float32)
-    ids = place
-    if names is not None:
-        ids = tl.load(names + place, place < vocabulary, 0).to(tl.int32)
-    bits = bits_of(words, ids)
     if NUMBERS:
         ids = place
     to = row * tl.num_programs(1) + part
@@ -138,7 +144,7 @@ def _sample_kernel(
         if greedily:
             best = tl.max(keys_of(tl.div_rn(values, heat), ids), 0)
         else:
-            rough = values * (1.0 / heat) + weight * rough_gumbel(bits)
+            rough = values * (1.0 / heat) + noise
             wanted = may_win(rough, tl.max(rough, 0))
             found = tl.sum(tl.where(wanted, tl.arange(0, BLOCK) + _ONE, 0), 0)
             if found // _ONE == 1:  # nearly always
@@ -154,9 +160,7 @@ def _sample_kernel(
                 best = tl.max(keys_of(tl.where(wanted, exact, -float("inf")), ids), 0)
         tl.store(keys + to, best)
     else:
-        values *= 1.0 / heat
-        if not greedily:
-            values += weight * rough_gumbel(bits)
+        values = values * (1.0 / heat) + noise
         if sums is not None:
             _sum_up(sums + to, values)
         wanted = candidates(values, GROUPS)

@@ -78,32 +78,34 @@ def _walk_kernel(
     PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    begin(PDL, True)
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     inside = place < nodes
-    at = tl.load(index + row * (nodes + 1) + place, place <= nodes, 0)
-    if slots is not None:  # where it is committed is looked up while choices are on their way
-        slot = tl.load(slots + row)
-        length = tl.load(lengths + slot * count_stride)
-        room = tl.load(limits + slot * count_stride) - length
+    # All but choices is older than the product that they come from, and read before that has ended: see `device.py`.
+    at = tl.load(index + row * (nodes + 1) + place, place <= nodes, 0, cache_modifier=".cg")
+    token = tl.load(tokens + row * token_row + place, inside, -1, cache_modifier=".cg")
+    size = tl.load(sizes + row * size_stride, cache_modifier=".cg")
+    fits = inside
+    if scratch is not None:
+        unfit = tl.load(scratch + row * nodes + place, inside, 0, cache_modifier=".cg")
+        fits = fits & (unfit == 0)
+    if not CHAIN:
+        parent = tl.load(parents + row * parent_row + place, inside, -2, cache_modifier=".cg")
+    if slots is not None:
+        slot = tl.load(slots + row, cache_modifier=".cg")
+        length = tl.load(lengths + slot * count_stride, cache_modifier=".cg")
+        room = tl.load(limits + slot * count_stride, cache_modifier=".cg") - length
+    begin(PDL, True)
     if PARTS == 0:
         choice = tl.load(choices + at, place <= nodes, -1)
     else:
         part = tl.arange(0, PARTS)[None, :]
         choice = decided(choices + at[:, None] * parts + part, (place <= nodes)[:, None] & (part < parts))
-    token = tl.load(tokens + row * token_row + place, inside, -1)
-    size = tl.load(sizes + row * size_stride)
-    fits = inside
-    if scratch is not None:
-        unfit = tl.load(scratch + row * nodes + place, inside, 0)
-        fits = fits & (unfit == 0)
     here = out + row * width
     rest = here + 2 * nodes + 3 + place
     if CHAIN:
         said, accepted, count = _agree(choice, token, fits & (place < size), BLOCK)
     else:
-        parent = tl.load(parents + row * parent_row + place, inside, -2)
         said, accepted, count = _descend(choice, token, parent, fits, BLOCK)
         tl.store(rest, parent, inside)
         rest += nodes

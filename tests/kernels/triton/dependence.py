@@ -41,7 +41,7 @@ class Dependence(TorchDispatchMode):
         from triton._C.libtriton import ir
         from triton.runtime import interpreter
 
-        from paceline.kernels.triton import product, seeing
+        from paceline.kernels.triton import noise, product, seeing
 
         self.launches: list[Launch] = []
         self.faults: list[str] = []
@@ -53,7 +53,7 @@ class Dependence(TorchDispatchMode):
         for module in [module for name, module in sys.modules.items() if name.startswith("paceline.kernels.triton")]:
             if hasattr(module, "PDL"):
                 patch.setattr(module, "PDL", True)
-        for module in (product, seeing):
+        for module in (noise, product, seeing):
             patch.setattr(module, "prefetch", lambda pointers: None)  # into a cache that all share
         patch.setattr(tl.extra.cuda, "gdc_wait", self._wait)
         patch.setattr(tl.extra.cuda, "gdc_launch_dependents", self._let_start)
