@@ -77,9 +77,9 @@ HIDDEN = (
 
 def steps(bench: Bench) -> Iterator[Row]:
     for shape in bench.options.shapes:
-        batches, begin = bench.batches(*BATCHES), time.perf_counter()
+        batches, began = bench.batches(*BATCHES), time.perf_counter()
         with bench.dummy(shape, max_num_seqs=max(batches)) as llm:
-            start = starting(llm, time.perf_counter() - begin)
+            start = starting(llm, time.perf_counter() - began)
             print(f"{shape}: {start}", flush=True)
             for batch in batches:
                 prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
@@ -90,7 +90,7 @@ def steps(bench: Bench) -> Iterator[Row]:
 
 
 def starting(llm: LLM, seconds: float) -> Row:
-    """What a start took: kernels are compiled but the first time, then rounds captured."""
+    """What a start took: kernels are compiled, the first time only, then rounds captured."""
     start = getattr(llm.engine.runner, "start", None)
     return {"seconds": seconds, **({} if start is None else start._asdict())}
 

@@ -64,7 +64,7 @@ class Start(NamedTuple):
 
     compiling: float  # seconds
     capturing: float
-    rounds: int  # that were captured
+    rounds: int  # that were asked for
 
 
 class ReplayingRunner(DeviceRunner):
@@ -134,7 +134,7 @@ class ReplayingRunner(DeviceRunner):
         asked = [(key, chains if size.nodes else None) for size in sizes for key in self._usual_keys(size, chains)]
         if not asked:
             return
-        begin = time.perf_counter()
+        began = time.perf_counter()
         ops = self.target.model.ops
         ops.prepare(functools.partial(self.compute, *self._lay_out(key, (), handed)) for key, handed in asked)
         if drafter is not None:
@@ -144,7 +144,7 @@ class ReplayingRunner(DeviceRunner):
             yield number, len(asked)
             if key not in self.captured:
                 self.captured[key] = self._remember(key, (), handed)
-        self.start = Start(compiled - begin, time.perf_counter() - compiled, len(asked))
+        self.start = Start(compiled - began, time.perf_counter() - compiled, len(asked))
         log.info("kernels compiled in %.1f s; captured in %.1f s: %d rounds", *self.start)
 
     def _usual_chains(self) -> Proposal | None:

@@ -44,6 +44,7 @@ class Keyed(NamedTuple):
     ahead: int = 1  # noise is that of the place so far behind the positions given
     numbers: bool = False  # a pick is named by its logit's number, whatever `ids` say
     weight: float = 1.0  # of the noise
+    old: bool = False  # slots, positions, rows and extra were there before the product that made the logits
 
 
 class Trees(NamedTuple):

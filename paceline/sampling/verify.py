@@ -142,7 +142,7 @@ def follow_there(
     assert table.rounds is not None and out.logits is not None
     logits = out.logits[: len(places.sampled)]
     if state.any_sampled(slots):
-        keyed = state.keyed()._replace(rows=places.sampled)
+        keyed = state.keyed()._replace(rows=places.sampled, old=True)
         choices = table.rounds.sample_keys(logits, layout.slots, layout.positions, keyed)
     elif out.keys is not None:
         choices = out.keys

@@ -38,8 +38,7 @@ def test_after_the_start_nothing_is_captured_for_greedy_requests_or_any_temperat
     counted = list(llm.engine.warm_up())
     known = keys_of(llm)
     assert counted == [(number, len(known)) for number in range(len(known))]
-    start = llm.engine.runner.start
-    assert start.rounds == len(known) and min(start) > 0
+    assert llm.engine.runner.start.rounds == len(known)
     for params in (GREEDY, WARM, HOT, [GREEDY, WARM, HOT], dataclasses.replace(GREEDY, top_k=5, top_p=0.5, min_p=0.1)):
         assert tokens(llm, params) == tokens(tiny_llm(), params)
     assert keys_of(llm) == known

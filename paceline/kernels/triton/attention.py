@@ -199,7 +199,7 @@ def _launch(
         subs=subs, splits=splits, chunks=chunks, tile_rows=tiles.rows if room < q.shape[0] else 0,
         BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block,
         M=m, FEW=few, OWN=own, ABREAST=abreast, FEW_OWN=min(FEW_OWN, block),
-        EARLY=abreast > 0 and (block + abreast * min(FEW_OWN, block)) * position <= HELD * options["num_warps"],
+        HELD=abreast > 0 and (block + abreast * min(FEW_OWN, block)) * position <= HELD * options["num_warps"],
         AHEAD=max(2, min(MOST_AHEAD, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
         FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
         SPLIT=splits > 1, SINGLE=SINGLE // shape["MAIN_PAD"] if m <= LEAST else 0,

@@ -137,7 +137,7 @@ def level_keys(sprout: Sprout, number: int, logits: Tensor, children: int, sums:
         return picking.best_keys(logits, children, sums)
     assert isinstance(keyed, Keyed)
     owners = None if nodes == 1 else hold(_owners(len(sprout.finals), nodes, logits.device))
-    keyed = keyed._replace(ahead=number, ids=sprout.ids, numbers=True, rows=owners)
+    keyed = keyed._replace(ahead=number, ids=sprout.ids, numbers=True, rows=owners, old=True)
     return picking.sample_keys(logits, sprout.feeding.slots, sprout.feeding.starts, keyed, children, sums)
 
 

@@ -113,7 +113,7 @@ def _keys(chain: Chain, step: int, logits: Tensor) -> Tensor:
     if keyed is None:
         return picking.best_keys(logits)
     assert isinstance(keyed, Keyed)
-    keyed = keyed._replace(ahead=step, ids=chain.ids, numbers=True)
+    keyed = keyed._replace(ahead=step, ids=chain.ids, numbers=True, old=True)
     return picking.sample_keys(logits, feeding.slots, feeding.starts, keyed)
 
 

@@ -181,7 +181,7 @@ def look(
     OWN: tl.constexpr,  # rows of a program whose chunks with keys of their own have programs of their own; 0: none
     ABREAST: tl.constexpr,  # rows of a program, a power of two, whose own keys stand side by side; 0: in turn
     FEW_OWN: tl.constexpr,  # positions in a block at which a row may have keys of its own, then
-    EARLY: tl.constexpr,  # the first such block is read before those in front of it are looked at
+    HELD: tl.constexpr,  # the first such block is read before those in front of it, and held
     SPLIT: tl.constexpr,  # chunks are left for another program, unless they are few; else merged here
     SINGLE: tl.constexpr,  # so many chunks are few: one program has them sooner than several; 0: it does not
     LATENT: tl.constexpr, SMALL: tl.constexpr,
@@ -294,7 +294,7 @@ def look(
             path, table, lone, lone_lowest, lone_last, lone_base,
             own_edge(nodes_at, own_block, BLOCK, FEW_OWN) + c % FEW_OWN, depth, path_stride, PAGE, SMALL, OLD,
         )  # fmt: skip
-        if EARLY:
+        if HELD:
             early_line = within(own_block * BLOCK + n, lo, hi)
             early_page = tl.load(table + early_line // PAGE, cache_modifier=CACHE)
 
@@ -322,7 +322,7 @@ def look(
     m, seen_m = tl.full((M,), float("-inf"), tl.float32), tl.full((M,), float("-inf"), tl.float32)
     sums, seen_total = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M,), tl.float32)
     acc, seen = tl.zeros((M, WIDE_PAD), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
-    if ABREAST > 0 and EARLY:
+    if ABREAST > 0 and HELD:
         some, early_at = first_own < num_items, own_block * BLOCK + n
         in_front = some & (early_at >= lo) & (early_at < own_edge(nodes_at, own_block, BLOCK, FEW_OWN))
         early = row_of(early_page, early_line, PAGE, SMALL)
@@ -407,7 +407,7 @@ def look(
                         PAGE, SMALL,
                     )  # fmt: skip
                 rows = row_of(page, line, PAGE, SMALL)
-                if EARLY:
+                if HELD:
                     if again:
                         k, v = read(
                             main_at, v_at, rows, k_stride, v_stride, there, MAIN, MAIN_PAD, WIDE, WIDE_PAD, LATENT

@@ -186,7 +186,7 @@ def launching_of(given: Tensor | Folded, weight: Matrix, out: Tensor, around: Ar
     summed, step = depth, tile.k  # by one, and of that in a step
     if tile.parts > 1 and scales is not None and not tile.boxes:
         kernel, summed, step = product_of_parts, -(-depth // (tile.parts * LEAST)) * LEAST, tile.k // tile.parts
-        more = {"part_size": summed, "PARTS": tile.parts}
+        more = {"part_size": summed, "PARTS": tile.parts, "EVEN": False}
     arguments = (
         rows_given, weight_given, out, scales, around.bias, residual, lines, None if folded is None else folded.factors,
         around.bests, *((None,) * 3 if left is None else (left.norm.weight, *left[1:])),
@@ -199,14 +199,14 @@ def launching_of(given: Tensor | Folded, weight: Matrix, out: Tensor, around: Ar
         "EVEN": depth % tile.k == 0, "ONCE": rows <= tile.m, "STEPS": steps, "NORM": kind, "GATE": around.gate or "",
         "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP": tile.group,
         "SUMS": triton.cdiv(depth, group_of(depth)) if kind == product.SQUARES else 0,
-        "LEFT": 0 if left is None else group_of(width), "AHEAD": tile.ahead, "EARLY": _is_early(tile),
+        "LEFT": 0 if left is None else group_of(width), "AHEAD": tile.ahead, "AT_ONCE": _has_room(tile),
         "PDL": PDL, "WIDEN": INTERPRETED,
         **more, **launching(tile.warps, tile.stages),
     }  # fmt: skip
     return kernel, (programs,), arguments, options
 
 
-def _is_early(tile: Tile) -> bool:
+def _has_room(tile: Tile) -> bool:
     """Whether a program has registers for what meets its sums in the end while it makes them."""
     return not tile.lasting and (tile.m <= FEW or (tile.m <= 2 * FEW and tile.m * tile.n <= FEW_SUMS))
 

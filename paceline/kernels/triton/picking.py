@@ -18,8 +18,8 @@ from paceline.kernels.triton.keys import NO_KEY, candidates, decided, finite, ke
 from paceline.kernels.triton.noise import ask_for_tables, bits_of, gumbel, may_win, rough_gumbel, words_of
 
 BLOCK, WARPS = 1024, 4  # logits of a program
-# The same where several of a row are wanted and programs would be more than run side by side: there are fewer, and
-# whoever puts their greatest together has fewer to go through.
+# The same where several of a row are wanted and programs would be more than so many, two to a processor: then there are
+# fewer, and whoever puts their greatest together has fewer to go through.
 LARGE_BLOCK, LARGE_WARPS, BESIDE = 4096, 16, 264
 FEW = 1024  # keys of a row that one warp looks at
 _ONE = tl.constexpr(1 << 20)  # counts beside a sum of places
@@ -28,8 +28,8 @@ CANDIDATES = 8  # times as many as are wanted: nearly always so few may be among
 
 @triton.jit
 def _sum_up(sum_at, values):
-    """The exponentials of all, added up, as shares of the greatest's. They may be known roughly: it shows in how likely
-    drafts are said to be, and nowhere else."""
+    """The exponentials of all, added up, as shares of the greatest's. They may be known roughly, and otherwise where
+    parts are others: it shows in the last bits of how likely drafts are said to be, and nowhere else."""
     tl.store(sum_at, tl.sum(tl.exp(values - finite(tl.max(values, 0))), 0))
 
 
@@ -90,6 +90,7 @@ def _sample_kernel(
     ahead,
     weight,
     STREAM: tl.constexpr,
+    OLD: tl.constexpr,
     NUMBERS: tl.constexpr,
     COUNT: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -100,26 +101,27 @@ def _sample_kernel(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if PDL:
         ask_for_tables(inverse, logarithm, row * tl.num_programs(1) + part)
-    # Who picks is older than the product that made the logits, and read before that has ended (see `device.py`); so
-    # rough noise is made meanwhile.
+    # Who picks, if that is older than the logits' product, is read before that has ended (see `device.py`), and rough
+    # noise made meanwhile.
+    CACHE: tl.constexpr = ".cg" if OLD else ""
+    if not OLD:
+        begin(PDL, True)
     at = row
     if rows is not None:
-        at = tl.load(rows + row, cache_modifier=".cg")
-    slot = tl.load(slots + at, cache_modifier=".cg")
+        at = tl.load(rows + row, cache_modifier=CACHE)
+    slot = tl.load(slots + at, cache_modifier=CACHE)
     heat = tl.full([], 1.0, tl.float32)
     if temperature is not None:
-        heat = tl.load(temperature + slot * floats, cache_modifier=".cg")
-    greedily = tl.load(greedy + slot * ints, cache_modifier=".cg") != 0
-    seed, sample = (
-        tl.load(seeds + slot * ints, cache_modifier=".cg"),
-        tl.load(samples + slot * ints, cache_modifier=".cg"),
-    )
-    position = tl.load(positions + at, cache_modifier=".cg") + ahead
+        heat = tl.load(temperature + slot * floats, cache_modifier=CACHE)
+    greedily = tl.load(greedy + slot * ints, cache_modifier=CACHE) != 0
+    seed = tl.load(seeds + slot * ints, cache_modifier=CACHE)
+    sample = tl.load(samples + slot * ints, cache_modifier=CACHE)
+    position = tl.load(positions + at, cache_modifier=CACHE) + ahead
     stream = tl.zeros_like(seed) + STREAM
     if extra is None:
         words = words_of((seed, seed >> 32, sample, position, stream))
     else:
-        words = words_of((seed, seed >> 32, sample, position, stream, tl.load(extra + row, cache_modifier=".cg")))
+        words = words_of((seed, seed >> 32, sample, position, stream, tl.load(extra + row, cache_modifier=CACHE)))
     place = part * BLOCK + tl.arange(0, BLOCK)
     ids = place
     if names is not None:  # no kernel writes them
@@ -128,7 +130,8 @@ def _sample_kernel(
     if out is None:  # noqa: SIM102 (known when it is compiled; the next is not)
         if not greedily:
             noise = weight * rough_gumbel(bits)
-    begin(PDL, True)
+    if OLD:
+        begin(PDL, True)
     logits += row * stride
     values = tl.load(logits + place, place < vocabulary, -float("inf")).to(tl.float32)
     if NUMBERS:
@@ -280,6 +283,7 @@ def _sample(
         ),
         *(*keyed.tables, logits.shape[1], logits.stride(0), *strides, keyed.ahead, keyed.weight),
         STREAM=keyed.stream,
+        OLD=PDL and keyed.old,
         NUMBERS=keyed.numbers,
         **sizes,
         BLOCK=block,

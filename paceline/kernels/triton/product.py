@@ -217,7 +217,7 @@ def product(
     SUMS: tl.constexpr,  # of squares, of each row of x
     LEFT: tl.constexpr,  # neighbours whose squares are added for the norm behind; 0: there is none
     AHEAD: tl.constexpr,  # lines of each weight row asked for before the kernel waits
-    EARLY: tl.constexpr,  # what meets the sums in the end is on its way while they are made
+    AT_ONCE: tl.constexpr,  # what meets the sums in the end is on its way while they are made
     PDL: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
@@ -236,11 +236,11 @@ def product(
         prefetch_rows(w, weight_rows, w_stride, K, AHEAD)
         if GATE != "":
             prefetch_rows(w, weight_rows + N, w_stride, K, AHEAD)
-    if EARLY:
+    if AT_ONCE:
         of_columns = read_columns(scales, bias, left_scale, cols, N, GATE)
     begin(PDL)
 
-    if EARLY:
+    if AT_ONCE:
         of_rows = read_rows(factors, residual, rows, cols, T, N, residual_stride, NORM, SUMS)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -264,7 +264,7 @@ def product(
         x_at += BLOCK_K
         w_at += BLOCK_K
 
-    if not EARLY:
+    if not AT_ONCE:
         of_columns = read_columns(scales, bias, left_scale, cols, N, GATE)
         of_rows = read_rows(factors, residual, rows, cols, T, N, residual_stride, NORM, SUMS)
     finish(
@@ -278,13 +278,13 @@ def tile_of_boxes(
     number, of_columns, x, w, out, scales, bias, residual, factors, best, left_scale, left, T, N, K, residual_stride,
     share, eps, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SUMS: tl.constexpr,
-    LEFT: tl.constexpr, WIDEN: tl.constexpr, TURNED: tl.constexpr, EARLY: tl.constexpr,
+    LEFT: tl.constexpr, WIDEN: tl.constexpr, TURNED: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """One tile from its first box to what is stored. EARLY: what meets its sums in the end is on its way meanwhile, of
-    its columns already."""
+    """One tile from its first box to what is stored. AT_ONCE: what meets its sums in the end is on its way meanwhile,
+    what meets its columns since before."""
     tile_row, tile_col = place(number, T, N, BLOCK_M, BLOCK_N, GROUP)
     rows, cols = tile_row * BLOCK_M + tl.arange(0, BLOCK_M), tile_col * BLOCK_N + tl.arange(0, BLOCK_N)
-    if EARLY:
+    if AT_ONCE:
         of_rows = read_rows(factors, residual, rows, cols, T, N, residual_stride, NORM, SUMS)
     HIGH: tl.constexpr = BLOCK_N if TURNED else BLOCK_M
     WIDE: tl.constexpr = BLOCK_M if TURNED else BLOCK_N
@@ -302,7 +302,7 @@ def tile_of_boxes(
             up = dot(c, a.T, up, WIDEN) if TURNED else dot(a, c.T, up, WIDEN)
     if TURNED:
         acc, up = acc.T, up.T
-    if not EARLY:
+    if not AT_ONCE:
         of_columns = read_columns(scales, bias, left_scale, cols, N, GATE)
         of_rows = read_rows(factors, residual, rows, cols, T, N, residual_stride, NORM, SUMS)
     finish(
@@ -321,7 +321,7 @@ def product_of_boxes(
     T, N, K, x_stride, w_stride, residual_stride, share, eps,
     EVEN: tl.constexpr, ONCE: tl.constexpr, STEPS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SUMS: tl.constexpr,
-    LEFT: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr, WIDEN: tl.constexpr,
+    LEFT: tl.constexpr, AHEAD: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr, WIDEN: tl.constexpr,
     TURNED: tl.constexpr,  # sums are [BLOCK_N, BLOCK_M]: few rows are a tensor core's columns, which may be 8 or 16
     LASTING: tl.constexpr,  # there are so many programs, and each takes tile after tile; 0: a program for each
 ):  # fmt: skip
@@ -335,14 +335,14 @@ def product_of_boxes(
         if GATE != "":
             prefetch_rows(lines, weight_rows + N, w_stride, K, AHEAD)
     of_columns = None
-    if EARLY:
+    if AT_ONCE:
         of_columns = read_columns(scales, bias, left_scale, cols, N, GATE)
     begin(PDL)
     if LASTING == 0:
         tile_of_boxes(
             first, of_columns, x, w, out, scales, bias, residual, factors, best, left_scale, left, T, N, K,
             residual_stride, share, eps,
-            STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SUMS, LEFT, WIDEN, TURNED, EARLY,
+            STEPS, NORM, GATE, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SUMS, LEFT, WIDEN, TURNED, AT_ONCE,
         )  # fmt: skip
     else:
         # In one flat loop: the next tile's boxes are on their way while one is finished. What else meets its sums is

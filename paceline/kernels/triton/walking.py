@@ -78,29 +78,30 @@ def _walk_kernel(
     PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    begin(PDL, True)
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     inside = place < nodes
-    # All but choices is older than the product that they come from, and read before that has ended: see `device.py`.
-    at = tl.load(index + row * (nodes + 1) + place, place <= nodes, 0, cache_modifier=".cg")
-    token = tl.load(tokens + row * token_row + place, inside, -1, cache_modifier=".cg")
-    size = tl.load(sizes + row * size_stride, cache_modifier=".cg")
-    fits = inside
+    # All of it is on its way at once: choices alone wait for where they stand, and lengths for whose they are.
+    at = tl.load(index + row * (nodes + 1) + place, place <= nodes, 0)
+    token = tl.load(tokens + row * token_row + place, inside, -1)
+    size = tl.load(sizes + row * size_stride)
     if scratch is not None:
-        unfit = tl.load(scratch + row * nodes + place, inside, 0, cache_modifier=".cg")
-        fits = fits & (unfit == 0)
+        unfit = tl.load(scratch + row * nodes + place, inside, 0)
     if not CHAIN:
-        parent = tl.load(parents + row * parent_row + place, inside, -2, cache_modifier=".cg")
+        parent = tl.load(parents + row * parent_row + place, inside, -2)
     if slots is not None:
-        slot = tl.load(slots + row, cache_modifier=".cg")
-        length = tl.load(lengths + slot * count_stride, cache_modifier=".cg")
-        room = tl.load(limits + slot * count_stride, cache_modifier=".cg") - length
-    begin(PDL, True)
+        slot = tl.load(slots + row)
+        length = tl.load(lengths + slot * count_stride)
+        limit = tl.load(limits + slot * count_stride)
     if PARTS == 0:
         choice = tl.load(choices + at, place <= nodes, -1)
     else:
         part = tl.arange(0, PARTS)[None, :]
         choice = decided(choices + at[:, None] * parts + part, (place <= nodes)[:, None] & (part < parts))
+    fits = inside
+    if scratch is not None:
+        fits = fits & (unfit == 0)
     here = out + row * width
     rest = here + 2 * nodes + 3 + place
     if CHAIN:
@@ -119,7 +120,7 @@ def _walk_kernel(
     tl.store(here + 2 * nodes + 1, count)
     tl.store(here + 2 * nodes + 2, size)
     if slots is not None:
-        grown = tl.maximum(tl.minimum(count + 1, room), 0)
+        grown = tl.maximum(tl.minimum(count + 1, limit - length), 0)
         tl.store(table + slot * table_row + length + place, tl.maximum(said, 0), place < grown)
         tl.store(lengths + slot * count_stride, length + grown)
 

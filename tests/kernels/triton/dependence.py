@@ -82,9 +82,10 @@ class Dependence(TorchDispatchMode):
             place(this, *self._place_of(index, this.grid_dim))
             self._running, self._waited, self._let = True, False, False
 
-        def loading(this: Any, ptrs: Any, mask: Any, other: Any, cache: Any, *rest: Any) -> Any:
+        def loading(this: Any, ptrs: Any, mask: Any, other: Any, cache: Any = None, *rest: Any, **more: Any) -> Any:
+            cache = more.pop("cache_modifier", cache)  # boxes give it by name
             self._read(ptrs.data[mask_of(ptrs, mask)], cache)
-            return load(this, ptrs, mask, other, cache, *rest)
+            return load(this, ptrs, mask, other, cache, *rest, *more.values())
 
         def storing(this: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
             self._write(ptrs.data[mask_of(ptrs, mask)])
@@ -174,4 +175,5 @@ class Dependence(TorchDispatchMode):
 
 
 def mask_of(pointers: Any, mask: Any) -> Any:
-    return np.broadcast_to(mask.data.astype(bool), pointers.data.shape)
+    given = mask if isinstance(mask, np.ndarray) else mask.data
+    return np.broadcast_to(given.astype(bool), pointers.data.shape)

@@ -47,7 +47,6 @@ def latent() -> Any:
 
 CASES: dict[str, tuple[str, Callable[[], Any], Callable[[], Any]]] = {
     "a head's chain": ("greedy", tiny_model, lambda: Eagle(tiny_eagle("third"), 2)),
-    "a head's sampled chain": ("seeded", tiny_model, lambda: Eagle(tiny_eagle("third"), 2)),
     "a head's grown tree": (
         "seeded",
         tiny_model,
@@ -78,6 +77,26 @@ def test_programs_in_any_order_and_kernels_that_start_early_say_the_same(case: s
     early = {launch.name for launch in found.launches if not launch.waits_first}
     assert early & EARLY, "kernels let the next one start at once"
     assert any(launch.too_early for launch in found.launches if launch.name == "look"), "and it looks around meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("tile", "kernel"), [({"parts": 4}, "product_of_parts"), ({"boxes": True}, "product_of_boxes")]
+)
+def test_products_of_boxes_and_in_parts_read_nothing_too_early(tile: Any, kernel: str, monkeypatch: Any) -> None:
+    """Of sixteen bits, and a head's of eight; a chain that is sampled."""
+    pytest.importorskip("triton")
+    from paceline.kernels.triton import matmul
+    from paceline.kernels.triton.tiles import Tile
+
+    params, asked = dataclasses.replace(SETTINGS["seeded"], min_tokens=0, max_tokens=3), [prompts(1)[0][:4]]
+    alike = {"kernels": "triton", "dtype": "bfloat16", "max_num_seqs": 2}
+    wanted = tiny_llm(**alike).generate(asked, params)
+    monkeypatch.setattr(matmul, "find_tile", lambda *given: Tile(16, 16, 64, **tile))
+    llm = tiny_llm(Eagle(tiny_eagle("third"), 2), behind=1, captured=True, budget="fixed", **alike)
+    with Dependence(monkeypatch, random.Random(kernel)) as found:
+        said = llm.generate(asked, params)
+    assert [output.outputs[0].token_ids for output in said] == [output.outputs[0].token_ids for output in wanted]
+    assert found.faults == [] and kernel in {launch.name for launch in found.launches}
 
 
 def faults_of_a_round() -> list[str]:

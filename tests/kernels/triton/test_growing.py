@@ -94,6 +94,7 @@ def paths_of(drafts: Drafts, row: int) -> list[tuple[int, ...]]:
     return found
 
 
+@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize(
     ("vocabulary", "form", "most"),
     [
@@ -103,11 +104,17 @@ def paths_of(drafts: Drafts, row: int) -> list[tuple[int, ...]]:
         (30, Growing(1, 1, 4, 3), [3, 1, 0]),  # the first level alone
         (64, Growing(5, 1, 1, 5), [5, 3]),  # a chain
         (50, Growing(2, 10, 10, 60), [60, 33]),  # a size beside powers of two
+        (2500, Growing(2, 1, 1, 2), [2, 1]),  # a child each, of several parts
     ],
 )
 def test_a_grown_tree_is_the_one_that_grows_by_hand(
-    vocabulary: int, form: Growing, most: list[int], device: torch.device
+    vocabulary: int, form: Growing, most: list[int], many: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of many rows parts are larger."""
+    if many:
+        from paceline.kernels.triton import picking
+
+        monkeypatch.setattr(picking, "BESIDE", 0)
     made = Made(vocabulary, seed=form.nodes)
     drafts = grow(made, form, most, None, device)
     assert drafts.tokens.shape == (len(most), form.nodes) and drafts.depth == form.levels

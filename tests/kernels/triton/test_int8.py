@@ -89,6 +89,7 @@ def test_all_tiles_agree_and_in_none_does_the_number_of_rows_change_a_bit(
     tiles = [Tile(16, 16, 64), Tile(16, 64, 256, warps=8, stages=3), Tile(32, 32, 128)]
     tiles += [Tile(16, 16, 128, parts=4), Tile(16, 32, 256, warps=2, parts=2), Tile(32, 8, 64, parts=4, ahead=4)]
     tiles += [Tile(64, 32, 64, boxes=True), Tile(16, 16, 128, boxes=True, lasting=True, group=1)]  # no boxes of such
+    tiles += [Tile(16, 64, 128, stages=2, boxes=True, turned=True, parts=4)]  # boxes are not cut into parts
     tiles += [
         Tile(m, n, k, stages=2, boxes=True, turned=True, ahead=4, lasting=lasting)
         for m, n, k, lasting in ((16, 64, 128, False), (32, 128, 64, True), (64, 64, 256, False))
@@ -176,6 +177,8 @@ def test_every_shape_has_packed_tiles_that_fit(device: torch.device) -> None:
                 shape = Shape(n, k, gate, normed, packed=True)
                 found = tiles_for(rows, shape, torch.bfloat16)
                 assert found[0] == choose(rows, shape, torch.bfloat16) and len(found) <= 48
+                cut = [tile.m for tile in found if tile.parts > 1]
+                assert set(cut) <= {16} and (cut or n < 500 or rows > 32 or gate)
                 for tile in found:
                     assert suits_packed(tile)
                     assert (2 * tile.m + tile.n * shape.halves) * tile.k * tile.stages <= SHARED

@@ -71,7 +71,7 @@ def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyP
 
     x, weight = make(device, 18, 256), make(device, 40, 256, seed=1)
     norm = module.Norm(make(device, 256, seed=2), 1e-5)
-    bias, residual = make(device, 40, seed=3), make(device, 18, 20, seed=4)
+    bias, residual = make(device, 40, seed=3), make(device, 18, 31, seed=4)[:, 7:27]
     tiles = [Tile(16, 16, 64), Tile(16, 64, 128, warps=8, stages=3), Tile(32, 32, 256, group=1), Tile(128, 64, 64)]
     tiles += [Tile(64, 32, 64, boxes=True), Tile(128, 64, 128, stages=3, boxes=True)]
     tiles += [
@@ -79,7 +79,7 @@ def test_no_tile_changes_a_bit(device: torch.device, monkeypatch: pytest.MonkeyP
         for m, n, k in ((16, 64, 128), (32, 128, 64), (64, 64, 256))
     ]
     tiles += [Tile(16, 16, 128, boxes=True, lasting=True, group=1)]
-    tiles += [Tile(32, 16, 128, warps=2)]
+    tiles += [Tile(32, 16, 128, warps=2), Tile(16, 16, 128, parts=4)]  # parts are for packed weights alone
     made = []
     for tile in tiles:
         monkeypatch.setattr(module, "find_tile", lambda *given, tile=tile: tile)
@@ -98,7 +98,8 @@ def test_a_norm_behind_a_product_is_made_of_what_that_leaves(
 
     # Values of all sizes: the order of the squares shows in the last bits, also on a CPU.
     x, weight = rows_of(device, 18, 40, dtype=torch.bfloat16), rows_of(device, 300, 40, seed=1, dtype=torch.bfloat16)
-    residual, after = (rows_of(device, *shape, seed=3, dtype=torch.bfloat16) for shape in ((18, 300), (32, 300)))
+    residual, after = (rows_of(device, *shape, seed=3, dtype=torch.bfloat16) for shape in ((18, 320), (32, 300)))
+    residual = residual[:, 9:309]
     norm = module.Norm(1 + 0.1 * rows_of(device, 300, seed=2, dtype=torch.bfloat16), 1e-6)
     plain = module.matmul(x, weight, residual=residual)
     apart = module.fold(plain, norm)

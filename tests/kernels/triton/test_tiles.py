@@ -40,6 +40,15 @@ def test_every_shape_has_tiles_that_fit(device: torch.device) -> None:
                     assert not tile.lasting or tile.boxes
 
 
+def test_fewer_warps_are_tried_where_more_would_do_the_same(device: torch.device) -> None:
+    from paceline.kernels.triton.tiles import Shape
+    from paceline.kernels.triton.tuning import SLIGHT, tiles_for
+
+    for shape in (Shape(576, 1536, False, False), Shape(960, 576, False, True)):
+        fewer = [tile for tile in tiles_for(16, shape, torch.bfloat16) if tile.warps == 2]
+        assert fewer and all(tile.m * tile.n <= SLIGHT for tile in fewer)
+
+
 def test_kinds_of_tiles_can_be_left_out(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.kernels.triton import tuning
     from paceline.kernels.triton.tiles import Shape
