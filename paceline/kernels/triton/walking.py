@@ -16,7 +16,7 @@ from paceline.kernels.triton.device import PDL, begin, launching
 from paceline.kernels.triton.keys import decided
 from paceline.kernels.triton.picking import decide
 
-MOST_KEYS = 512  # of a sequence; more are worth a launch of their own
+MOST_KEYS = 1024  # of a sequence; more are worth a launch of their own
 
 
 @triton.jit
