@@ -13,7 +13,7 @@ from paceline.cache.slots import Slots
 from paceline.kernels.ops import Layout
 from paceline.kernels.rounds import Kept, Rounds
 from paceline.models.batch import Batch
-from paceline.sampling.verify import Followed, Verdict
+from paceline.sampling.verify import Followed, Verdict, path_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Observation:
         return None if self.table.rounds is None else self._find_kept(self.table.rounds, None)
 
     def _find_kept(self, rounds: Rounds, first: Tensor | None) -> Kept:
-        nodes = None if self.verdict is None or not self.batch.places.num_nodes else self.verdict.path
+        nodes = None if self.verdict is None or not self.batch.places.num_nodes else path_of(self.verdict)
         return rounds.observe(self.batch.layout, self.batch.places.rows, nodes, self.table.tables, first)
 
     @cached_property
@@ -77,7 +77,7 @@ class Observation:
         real = (layout.slots != self.table.null) & (layout.positions < self.table.lengths[layout.slots] - 1)
         if self.verdict is None or not places.num_nodes:
             return real
-        nodes = self.verdict.path  # [B, D], -1 beyond
+        nodes = path_of(self.verdict)  # [B, D], -1 beyond
         width = places.num_nodes
         accepted = torch.zeros(len(nodes), width + 1, dtype=torch.bool, device=nodes.device)
         accepted = accepted.scatter(1, torch.where(nodes >= 0, nodes, width), True)[:, :width]

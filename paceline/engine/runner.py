@@ -25,7 +25,7 @@ from paceline.models.batch import Batch, Nodes, Work, pack
 from paceline.sampling.processors import process
 from paceline.sampling.rules import Rule
 from paceline.sampling.state import SamplerState
-from paceline.sampling.verify import Followed, Judged, Verdict, follow, verify
+from paceline.sampling.verify import Followed, Judged, Verdict, follow, path_of, verify
 
 
 class Runner:
@@ -126,7 +126,7 @@ class Runner:
 
     def _keep_accepted(self, verdict: Verdict | Followed, batch: Batch) -> None:
         """Move the rows of accepted tree nodes to their positions. A chain's are there already."""
-        nodes, layout = verdict.path, batch.layout
+        nodes, layout = path_of(verdict), batch.layout
         roots = batch.places.roots
         groups = [(self.cache.layers, layout)]
         if layout.windowed is not None:

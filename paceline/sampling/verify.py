@@ -51,11 +51,6 @@ class Verdict:
         tokens, chosen = sent[:, : nodes + 1], sent[:, nodes + 1 : 2 * nodes + 1]
         return cls(tokens, chosen, sent[:, 2 * nodes + 1], sent, committed, deepest)
 
-    @property
-    def path(self) -> Tensor:
-        """[B, deepest] the nodes, as far as there may be any."""
-        return self.nodes if self.deepest is None else self.nodes[:, : self.deepest]
-
     def read(self) -> Decided:
         return self.decided(self.table().tolist(), 2 * self.nodes.shape[1] + 2)
 
@@ -91,7 +86,11 @@ class Followed:
         listed = [nodes + [-1] * (most - len(nodes)) for nodes in accepted]
         return torch.tensor(listed, dtype=torch.int64).view(len(listed), most)
 
-    path = nodes
+
+def path_of(verdict: Verdict | Followed) -> Tensor:
+    """[B, deepest] accepted nodes, as far as there may be any."""
+    deepest = None if isinstance(verdict, Followed) else verdict.deepest
+    return verdict.nodes if deepest is None else verdict.nodes[:, :deepest]
 
 
 @dataclass

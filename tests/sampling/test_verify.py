@@ -18,7 +18,7 @@ from paceline.errors import OptionError
 from paceline.params import SamplingParams
 from paceline.sampling.noise import SAMPLE
 from paceline.sampling.rules import RULES, find_rule
-from paceline.sampling.verify import Judged, Verdict, argmax, follow, verify
+from paceline.sampling.verify import Judged, Verdict, argmax, follow, path_of, verify
 from tests.sampling.checks import Case, Dist, Models, V, make_judged
 from tests.sampling.verdicts import (
     assert_verdict,
@@ -282,5 +282,5 @@ def test_an_unknown_rule_is_refused_in_a_sentence() -> None:
 def test_no_more_nodes_are_met_than_a_tree_is_deep() -> None:
     """Who looks for accepted nodes need not look at places for as many as there are."""
     sent = torch.arange(2 * 9).view(2, 9)  # tokens, nodes, how many, the size
-    assert Verdict.of(sent, 3, True, 2).path.tolist() == [[4, 5], [13, 14]]
-    assert Verdict.of(sent, 3, True, None).path.tolist() == [[4, 5, 6], [13, 14, 15]]
+    assert path_of(Verdict.of(sent, 3, True, 2)).tolist() == [[4, 5], [13, 14]]
+    assert path_of(Verdict.of(sent, 3, True, None)).tolist() == [[4, 5, 6], [13, 14, 15]]

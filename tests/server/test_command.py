@@ -96,13 +96,23 @@ def test_the_default_address_is_the_loopbacks_port_8000(monkeypatch: pytest.Monk
     assert (found["host"], found["port"]) == ("127.0.0.1", 8000)
 
 
+# A listener's buffers are those of who it accepts; else they grow to megabytes, and with them what an answer may have
+# before anybody waits for its reader.
+NARROW = (
+    "import socket; listen = socket.socket.listen; socket.socket.listen = lambda self, *given: "
+    "(self.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096), listen(self, *given))[1]"
+)
+
+
 @contextlib.contextmanager
 def program(
     *words: str, module: str = "paceline", grace: float | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """The program and what it says, line by line, as it comes. grace: seconds that it gives answers when it ends."""
+    """The program and what it says, line by line, as it comes. grace: seconds that it gives answers when it ends; its
+    system then keeps little of what a client has not read."""
     given = [] if module == "paceline.server" else ["serve"]
-    changed = f"from paceline.server import program; program.GRACE = {grace}; from paceline.cli import main; main()"
+    changed = f"{NARROW}; from paceline.server import program; program.GRACE = {grace}; "
+    changed += "from paceline.cli import main; main()"
     start = ["-m", module] if grace is None else ["-c", changed]
     command = [sys.executable, *start, *given, "--port", "0", "--device", "cpu", *words]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
