@@ -109,8 +109,7 @@ SWEEPS: dict[str, tuple[list[str], list[dict[str, Any]]]] = {
         ],
         [
             {},
-            *({"ALIKE": warps, "HELD": held} for warps in (1056, 264, 132) for held in (0, 10 << 10, 20 << 10)),
-            *({"ALIKE": warps, "SINGLE": 0} for warps in (1056, 264, 132)),
+            *({"ALIKE": warps, "SINGLE": single} for warps in (1056, 528, 264, 132) for single in (0, 128, 256)),
         ],
     ),
 }

@@ -37,7 +37,6 @@ CROWDED = {"num_stages": BRIEF, "maxnreg": 168}
 FEW_OWN = 32  # positions of a block at which rows may have keys of their own that stand side by side
 ROOM_OWN = 80 << 10  # bytes of such keys and values
 ALIKE = 66 * 4  # warps of programs with such, if their rows fit: each reads all that comes before the nodes anew
-HELD = 10 << 10  # bytes of a block, with such, that a warp holds while it looks at those in front
 SINGLE = 256  # chunks times values of a key: so few are looked at sooner by one program, if it has few pairs
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
@@ -158,7 +157,7 @@ def _launch(
     m, block, options = _config(tiles, shape, seen["TREE"], q.element_size())
     pairs = tiles.rows * shape["GROUP"]
     own = abreast = 0
-    subs, position = -(-pairs // m), _position(shape, q.element_size())
+    subs = -(-pairs // m)
     if seen["TREE"] and not tiles.long:
         abreast = _abreast(tiles, m, min(FEW_OWN, block), seen["depth"], shape, q.element_size())
         own = 0 if abreast else max(1, m // shape["GROUP"])  # rows of a program, or one that several have a part of
@@ -199,7 +198,6 @@ def _launch(
         subs=subs, splits=splits, chunks=chunks, tile_rows=tiles.rows if room < q.shape[0] else 0,
         BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block,
         M=m, FEW=few, OWN=own, ABREAST=abreast, FEW_OWN=min(FEW_OWN, block),
-        HELD=abreast > 0 and (block + abreast * min(FEW_OWN, block)) * position <= HELD * options["num_warps"],
         AHEAD=max(2, min(MOST_AHEAD, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
         FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
         SPLIT=splits > 1, SINGLE=SINGLE // shape["MAIN_PAD"] if m <= LEAST else 0,

@@ -4,8 +4,8 @@ Launched one behind another in a graph, a kernel with `PDL` starts while the one
 kernel writes (weights), and only then waits for its inputs. It must wait (`begin`) before it reads or writes any tensor
 that another kernel may write. But for what was written before the last product: that lets nobody start before it has
 waited itself, so all before it is there. A layout is older than a layer's products, and read at once where a layer's
-heads are stored and looked at: past the processor's own cache (`.cg`), which nobody promises to be up to date before a
-kernel has waited. Kernels without `PDL` are serialised as ever.
+heads are stored and looked at; so is who picks, than the logits (`Keyed.old`): past the processor's own cache (`.cg`),
+which nobody promises to be up to date before a kernel has waited. Kernels without `PDL` are serialised as ever.
 """
 
 from __future__ import annotations

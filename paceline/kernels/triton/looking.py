@@ -17,20 +17,12 @@ import triton.language as tl
 
 from paceline.kernels.triton.chunks import chunks_below, first_block, items, nth
 from paceline.kernels.triton.device import begin
+from paceline.kernels.triton.merging import gather, leave, merge, turn, write
 from paceline.kernels.triton.seeing import ask, bounds, fetch, members, own_rows, row_of, rows_seen_by, within
 
 COLUMNS = tl.constexpr(8)  # of ones, all of which hold the same sum: the narrowest product, and waits for no wider one
 NOWHERE = tl.constexpr(1 << 30)  # behind every position
 ADDED = tl.constexpr(16)  # products that a tensor core adds at a time
-
-
-@triton.jit
-def merge(m, total, acc, m2, total2, acc2):
-    """What a row has seen, and then what the next chunk saw."""
-    new = tl.maximum(m, m2)
-    safe = tl.where(new == float("-inf"), 0.0, new)  # a row that saw nothing yet
-    a, b = tl.exp2(m - safe), tl.exp2(m2 - safe)
-    return new, tl.fma(total, a, total2 * b), tl.fma(acc, a[:, None], acc2 * b[:, None])
 
 
 @triton.jit
@@ -56,36 +48,6 @@ def soften(s, m, factor):
 
 
 @triton.jit
-def leave(partial, stats, left_at, chunk, chunks, ok, m, total, acc, WIDE: tl.constexpr, WINDOW: tl.constexpr):
-    """What a chunk came to, for `gather`. There is room for so many: all, or as many as a window sees at once."""
-    d = tl.arange(0, acc.shape[1])
-    if WINDOW > 0:
-        chunk = chunk % chunks
-    at = left_at * chunks + chunk
-    keep = ok & (chunk < chunks)
-    tl.store(stats + at * 2, m, mask=keep)
-    tl.store(stats + at * 2 + 1, total, mask=keep)
-    tl.store(partial + at[:, None] * WIDE + d[None, :], acc, mask=keep[:, None] & (d < WIDE)[None, :])
-
-
-@triton.jit
-def turn(
-    partial, stats, left_at, chunk, chunks, ok, m, sums, acc, seen_m, seen_total, seen, single,
-    WIDE: tl.constexpr, LEAVE: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
-    """A chunk is complete: leave it or merge it, and begin afresh. single: nobody shares them, whatever may be left."""
-    if LEAVE:
-        if single:
-            seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
-        else:
-            leave(partial, stats, left_at, chunk, chunks, ok, m, tl.max(sums, 1), acc, WIDE, WINDOW)
-    else:
-        seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)
-    m = tl.full(m.shape, float("-inf"), tl.float32)
-    return m, tl.zeros(sums.shape, tl.float32), tl.zeros(acc.shape, tl.float32), seen_m, seen_total, seen
-
-
-@triton.jit
 def score(q, q_tail, k, tail_at, rows, stride, ok, TAIL: tl.constexpr, TAIL_PAD: tl.constexpr):
     """q · k: over the keys' first piece, then over what is left."""
     s = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
@@ -96,60 +58,11 @@ def score(q, q_tail, k, tail_at, rows, stride, ok, TAIL: tl.constexpr, TAIL_PAD:
 
 
 @triton.jit
-def write(out_at, at, ok, total, acc, WIDE: tl.constexpr):
-    """acc / total, a row for each head; zeros where a row saw nothing."""
-    d = tl.arange(0, acc.shape[1])
-    result = acc * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
-    mask = ok[:, None] & (d < WIDE)[None, :]
-    tl.store(out_at + at[:, None] * WIDE + d[None, :], result.to(out_at.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def gather(
-    out_at, at, partial, stats, left_at, chunk, end, chunks, ok,
-    WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, AHEAD: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
-    """Merge what all chunks came to, AHEAD of them read at once: the last program of a tile does it."""
-    d = tl.arange(0, WIDE_PAD)
-    m, total = tl.full(at.shape, float("-inf"), tl.float32), tl.zeros(at.shape, tl.float32)
-    acc = tl.zeros((at.shape[0], WIDE_PAD), tl.float32)
-    if WINDOW == 0:
-        end = tl.minimum(end, chunks)
-    for some in range(chunk, end, AHEAD):
-        for i in tl.static_range(AHEAD):  # behind the end a chunk that nobody sees: it changes nothing
-            there = ok & (some + i < end)
-            if WINDOW > 0:
-                from_at = left_at * chunks + (some + i) % chunks
-            else:
-                from_at = left_at * chunks + some + i
-            m2 = tl.load(stats + from_at * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
-            total2 = tl.load(stats + from_at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-            mask = there[:, None] & (d < WIDE)[None, :]
-            acc2 = tl.load(partial + from_at[:, None] * WIDE + d[None, :], mask=mask, other=0.0, cache_modifier=".cg")
-            m, total, acc = merge(m, total, acc, m2, total2, acc2)
-    write(out_at, at, ok, total, acc, WIDE)
-
-
-@triton.jit
 def own_edge(nodes_at, block, BLOCK: tl.constexpr, FEW_OWN: tl.constexpr):
     """From which position of a block on rows look at keys of their own: where a tensor core's sum ends, so that all
     sums are those of the block looked at as a whole."""
     edge = tl.maximum(nodes_at // ADDED * ADDED, block * BLOCK)
     return tl.minimum(edge, block * BLOCK + BLOCK - FEW_OWN)
-
-
-@triton.jit
-def read(
-    k_at, v_at, rows, k_stride, v_stride, ok, MAIN: tl.constexpr, MAIN_PAD: tl.constexpr, WIDE: tl.constexpr,
-    WIDE_PAD: tl.constexpr, LATENT: tl.constexpr,
-):  # fmt: skip
-    """The first piece of keys, and values."""
-    k = fetch(k_at, rows, k_stride, ok, MAIN, MAIN_PAD)
-    if LATENT:
-        v = k
-    else:
-        v = fetch(v_at, rows, v_stride, ok, WIDE, WIDE_PAD)
-    return k, v
 
 
 @triton.jit
@@ -181,7 +94,6 @@ def look(
     OWN: tl.constexpr,  # rows of a program whose chunks with keys of their own have programs of their own; 0: none
     ABREAST: tl.constexpr,  # rows of a program, a power of two, whose own keys stand side by side; 0: in turn
     FEW_OWN: tl.constexpr,  # positions in a block at which a row may have keys of its own, then
-    HELD: tl.constexpr,  # the first such block is read before those in front of it, and held
     SPLIT: tl.constexpr,  # chunks are left for another program, unless they are few; else merged here
     SINGLE: tl.constexpr,  # so many chunks are few: one program has them sooner than several; 0: it does not
     LATENT: tl.constexpr, SMALL: tl.constexpr,
@@ -263,7 +175,6 @@ def look(
     table += owner * table_stride
     k_at += head.to(tl.int64) * k_head
     v_at += head.to(tl.int64) * v_head
-    main_at = k_at + MAIN_AT
     # This program's blocks are items; those that are shared come first.
     far0 = chunk0 + (tl.maximum(EDGE // PER - chunk0, 0) + sharing - 1) // sharing * sharing
     skipped = tl.maximum(lo // BLOCK - first_block(chunk0, PER, EDGE, FAR), 0)
@@ -294,9 +205,6 @@ def look(
             path, table, lone, lone_lowest, lone_last, lone_base,
             own_edge(nodes_at, own_block, BLOCK, FEW_OWN) + c % FEW_OWN, depth, path_stride, PAGE, SMALL, OLD,
         )  # fmt: skip
-        if HELD:
-            early_line = within(own_block * BLOCK + n, lo, hi)
-            early_page = tl.load(table + early_line // PAGE, cache_modifier=CACHE)
 
     if OLD:
         if FETCHED > 0:
@@ -322,24 +230,16 @@ def look(
     m, seen_m = tl.full((M,), float("-inf"), tl.float32), tl.full((M,), float("-inf"), tl.float32)
     sums, seen_total = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M,), tl.float32)
     acc, seen = tl.zeros((M, WIDE_PAD), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
-    if ABREAST > 0 and HELD:
-        some, early_at = first_own < num_items, own_block * BLOCK + n
-        in_front = some & (early_at >= lo) & (early_at < own_edge(nodes_at, own_block, BLOCK, FEW_OWN))
-        early = row_of(early_page, early_line, PAGE, SMALL)
-        k, v = read(main_at, v_at, early, k_stride, v_stride, in_front, MAIN, MAIN_PAD, WIDE, WIDE_PAD, LATENT)
-        own_k, own_v = read(
-            main_at, v_at, own_at, k_stride, v_stride, some & own_there, MAIN, MAIN_PAD, WIDE, WIDE_PAD, LATENT
-        )
     for item in range(skipped, num_shared):
         block, chunk, inside = nth(item, chunk0, far0, sharing, PER, EDGE, FAR)
         p_at = block * BLOCK + n
         rows = row_of(page, within(p_at, lo, hi), PAGE, SMALL)
-        shared_k = fetch(main_at, rows, k_stride, None, MAIN, MAIN_PAD)
-        s = score(q, q_tail, shared_k, k_at + TAIL_AT, rows, k_stride, None, TAIL, TAIL_PAD)
+        k = fetch(k_at + MAIN_AT, rows, k_stride, None, MAIN, MAIN_PAD)
+        s = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, None, TAIL, TAIL_PAD)
         if LATENT:
-            shared_v = shared_k
+            v = k
         else:
-            shared_v = fetch(v_at, rows, v_stride, None, WIDE, WIDE_PAD)
+            v = fetch(v_at, rows, v_stride, None, WIDE, WIDE_PAD)
         # Read one block ahead, so that keys and values wait for no page. What is kept for it must be what was read:
         # anything made of that Triton makes where it is used.
         follower, _, _ = nth(item + 1, chunk0, far0, sharing, PER, EDGE, FAR)
@@ -355,7 +255,7 @@ def look(
         p, m, alpha = soften(s, m, factor)
         p = p.to(q.dtype)
         sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
-        acc = tl.dot(p, shared_v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
+        acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
     if OWN > 0:
         # Where programs of all rows merge their chunks, theirs is left in front of these.
         shift = 0 if SPLIT else 1 - own_chunk
@@ -367,7 +267,7 @@ def look(
                     partial, stats, left_at, chunk - sharing + shift, chunks, mine, m, sums, acc, seen_m, seen_total,
                     seen, False, WIDE, True, WINDOW if SPLIT else 0,
                 )  # fmt: skip
-            k = fetch(main_at, own_at, k_stride, there, MAIN, MAIN_PAD)
+            k = fetch(k_at + MAIN_AT, own_at, k_stride, there, MAIN, MAIN_PAD)
             if LATENT:
                 v = k
             else:
@@ -399,27 +299,20 @@ def look(
             if ABREAST > 0:
                 edge = own_edge(nodes_at, block, BLOCK, FEW_OWN)
                 line, there = within(p_at, lo, hi), (p_at >= lo) & (p_at < edge)
-                again = item > first_own  # seldom: nodes on both sides of a block's end
-                if again:
+                if item > first_own:  # seldom: nodes on both sides of a block's end
                     page = tl.load(table + line // PAGE)
                     own_at, own_there = own_rows(
                         path, table, lone, lone_lowest, lone_last, lone_base, edge + c % FEW_OWN, depth, path_stride,
                         PAGE, SMALL,
                     )  # fmt: skip
                 rows = row_of(page, line, PAGE, SMALL)
-                if HELD:
-                    if again:
-                        k, v = read(
-                            main_at, v_at, rows, k_stride, v_stride, there, MAIN, MAIN_PAD, WIDE, WIDE_PAD, LATENT
-                        )
-                        own_k, own_v = read(
-                            main_at, v_at, own_at, k_stride, v_stride, own_there, MAIN, MAIN_PAD, WIDE, WIDE_PAD, LATENT
-                        )
+                k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
+                own_k = fetch(k_at + MAIN_AT, own_at, k_stride, own_there, MAIN, MAIN_PAD)
+                if LATENT:
+                    v, own_v = k, own_k
                 else:
-                    k, v = read(main_at, v_at, rows, k_stride, v_stride, there, MAIN, MAIN_PAD, WIDE, WIDE_PAD, LATENT)
-                    own_k, own_v = read(
-                        main_at, v_at, own_at, k_stride, v_stride, own_there, MAIN, MAIN_PAD, WIDE, WIDE_PAD, LATENT
-                    )
+                    v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
+                    own_v = fetch(v_at, own_at, v_stride, own_there, WIDE, WIDE_PAD)
                 s = bend(score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED)
                 s = tl.where(there & (p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
                 own = score(q, q_tail, own_k, k_at + TAIL_AT, own_at, k_stride, own_there, TAIL, TAIL_PAD)
@@ -440,7 +333,7 @@ def look(
                         ends, firsts, bases, path, table, first + r, r < count, p_at, depth, path_stride,
                         PAGE, SMALL, END, FIRST, WINDOW,
                     )  # fmt: skip
-                    k = fetch(main_at, rows, k_stride, there, MAIN, MAIN_PAD)
+                    k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
                     own = bend(
                         score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED
                     )
@@ -455,7 +348,7 @@ def look(
                         PAGE, SMALL, END, FIRST, WINDOW,
                     )  # fmt: skip
                     if LATENT:
-                        v = fetch(main_at, rows, k_stride, there, MAIN, MAIN_PAD)
+                        v = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
                     else:
                         v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
                     acc = tl.dot(tl.where((row == r)[:, None], p, 0.0), v.to(q.dtype), acc, input_precision="ieee")

@@ -134,17 +134,17 @@ def read_columns(scales, bias, left_scale, cols, N, GATE: tl.constexpr):
 
 @triton.jit
 def read_rows(factors, residual, rows, cols, T, N, residual_stride, NORM: tl.constexpr, SUMS: tl.constexpr):
-    """What meets a tile's rows in the end: what the norm's factors are made of, and what is added."""
+    """What meets a tile's rows in the end: the norm's factors, or what they are made of, and what is added."""
     there = rows < T
-    squares, added = 1.0, 0.0
+    normed, added = 1.0, 0.0
     if NORM == 1:
-        squares = tl.load(factors + rows, mask=there, other=0.0)
+        normed = tl.load(factors + rows, mask=there, other=0.0)
     elif NORM == 2:
-        squares = read_squares(factors, rows, T, SUMS)
+        normed = read_squares(factors, rows, T, SUMS)
     if residual is not None:
         at = rows.to(tl.int64)[:, None] * residual_stride + cols[None, :]
         added = tl.load(residual + at, mask=there[:, None] & (cols < N)[None, :], other=0.0)
-    return squares, added
+    return normed, added
 
 
 @triton.jit
@@ -155,15 +155,15 @@ def finish(
     """What is done to a tile's sums, in float32, before they are rounded and stored. left: rows and squares, see
     `leave_norm`."""
     scale, up_scale, offset, up_offset, by = of_columns
-    squares, added = of_rows
+    normed, added = of_rows
     if scales is not None:
         acc *= scale[None, :]
         if GATE != "":
             up *= up_scale[None, :]
     if NORM != 0:
-        factor = squares
+        factor = normed
         if NORM == 2:
-            factor = factor_of(squares, share, eps, acc.shape[0])
+            factor = factor_of(normed, share, eps, acc.shape[0])
         acc *= factor[:, None]
         up *= factor[:, None]
     if bias is not None:

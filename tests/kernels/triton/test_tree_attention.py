@@ -153,9 +153,8 @@ def test_rows_look_at_their_own_keys_abreast_and_no_bit_changes(
     abreast: Any, device: torch.device, dtype: torch.dtype, heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever in a block the nodes begin, and where they go on in the next one, in the same chunk and another."""
-    for number, (start, splits, single, crowd) in enumerate(PLACES):
+    for start, splits, single, crowd in PLACES:
         monkeypatch.setattr(abreast, "SINGLE", single)
-        monkeypatch.setattr(abreast, "HELD", number % 2 << 30)  # whether the first keys of its own are read early
         monkeypatch.setattr(abreast, "ALIKE", 1 if crowd else 1 << 20)
         same = Same(abreast, device, dtype, heads, start)
         look = {"window": 41, "softcap": 2.0} if start in (64, 126) else {}
