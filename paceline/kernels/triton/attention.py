@@ -36,8 +36,9 @@ BRIEF = 2  # stages of programs with no more blocks than that
 CROWDED = {"num_stages": BRIEF, "maxnreg": 168}
 FEW_OWN = 32  # positions of a block at which rows may have keys of their own that stand side by side
 ROOM_OWN = 80 << 10  # bytes of such keys and values
-ALIKE = 66 * 4  # warps of programs with such, if their rows fit: each reads all that comes before the nodes anew
-SINGLE = 256  # chunks times values of a key: so few are looked at sooner by one program, if it has few pairs
+ALIKE = 33 * 4  # warps of programs with such, if their rows fit: each reads all that comes before the nodes anew
+# Chunks times values of a key: so few are looked at sooner by one program, if it has few pairs; if rows have such keys.
+SINGLE, SINGLE_OWN = 256, 128
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
 AHEAD, MOST_AHEAD = 64, 16  # values a thread reads at once where chunks are merged, and of how many chunks at most
@@ -200,7 +201,8 @@ def _launch(
         M=m, FEW=few, OWN=own, ABREAST=abreast, FEW_OWN=min(FEW_OWN, block),
         AHEAD=max(2, min(MOST_AHEAD, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
         FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
-        SPLIT=splits > 1, SINGLE=SINGLE // shape["MAIN_PAD"] if m <= LEAST else 0,
+        SPLIT=splits > 1,
+        SINGLE=(SINGLE_OWN if abreast else SINGLE) // shape["MAIN_PAD"] if m <= LEAST else 0,
         SMALL=all(len(part) * part.stride(0) < SMALL for part in layer), PDL=PDL,
         **seen, **shape, **options,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Tokens picked from logits: temperature, keyed noise, and the likeliest, of equals the lowest id.
 
 To the bit what `sampling/noise.py` and `sampling/verify.argmax` make in tensor operations. Exact noise is made for
-those tokens alone that may be picked: rough noise tells which. A program has BLOCK neighbours of one row and leaves a
-key; or, where a node gets several children, as many keys, and of many rows LARGE_BLOCK neighbours.
+those tokens alone that may be picked: rough noise tells which. A program has BLOCK neighbours of one row, of many rows
+LARGE_BLOCK, and leaves a key; or, where a node gets several children, as many.
 """
 
 from __future__ import annotations
@@ -14,15 +14,24 @@ from torch import Tensor
 
 from paceline.kernels.rounds import Keyed
 from paceline.kernels.triton.device import PDL, begin, launching
-from paceline.kernels.triton.keys import NO_KEY, candidates, decided, finite, keys_of, leave, leave_few, put_together
+from paceline.kernels.triton.keys import (
+    NAN_KEY,
+    NO_KEY,
+    candidates,
+    decided,
+    finite,
+    keys_of,
+    leave,
+    leave_few,
+    put_together,
+)
 from paceline.kernels.triton.noise import ask_for_tables, bits_of, gumbel, may_win, rough_gumbel, words_of
 
 BLOCK, WARPS = 1024, 4  # logits of a program
-# The same where several of a row are wanted and programs would be more than so many, two to a processor: then there are
-# fewer, and whoever puts their greatest together has fewer to go through.
+# The same where programs would be more than so many, two to a processor: all have room at once then, and so has what is
+# launched behind them. Where several of a row are wanted, as many threads have the fewer candidates together.
 LARGE_BLOCK, LARGE_WARPS, BESIDE = 4096, 16, 264
 FEW = 1024  # keys of a row that one warp looks at
-_ONE = tl.constexpr(1 << 20)  # counts beside a sum of places
 CANDIDATES = 8  # times as many as are wanted: nearly always so few may be among them
 
 
@@ -149,18 +158,21 @@ def _sample_kernel(
         else:
             rough = values * (1.0 / heat) + noise
             wanted = may_win(rough, tl.max(rough, 0))
-            found = tl.sum(tl.where(wanted, tl.arange(0, BLOCK) + _ONE, 0), 0)
-            if found // _ONE == 1:  # nearly always
-                only = part * BLOCK + found % _ONE
+            lane = tl.arange(0, BLOCK)
+            one, last = tl.min(tl.where(wanted, lane, BLOCK), 0), tl.max(tl.where(wanted, lane, -1), 0)
+            best = tl.full([], NO_KEY, tl.int64)
+            while (one <= last) & (best != NAN_KEY):  # nearly always once
+                only = part * BLOCK + one
                 name = only
                 if names is not None:
                     name = tl.load(names + only).to(tl.int32)
                 value = tl.div_rn(tl.load(logits + only).to(tl.float32), heat)
                 value += weight * gumbel(bits_of(words, name), True, inverse, logarithm)
-                best = keys_of(value, only if NUMBERS else name)
-            else:
-                exact = tl.div_rn(values, heat) + weight * gumbel(bits, wanted, inverse, logarithm)
-                best = tl.max(keys_of(tl.where(wanted, exact, -float("inf")), ids), 0)
+                best = tl.maximum(best, keys_of(value, only if NUMBERS else name))
+                if one == last:
+                    one = one * 0 + BLOCK
+                else:
+                    one = tl.min(tl.where(wanted & (lane > one), lane, BLOCK), 0)
         tl.store(keys + to, best)
     else:
         values = values * (1.0 / heat) + noise
@@ -218,8 +230,9 @@ def _room(keys: Tensor, count: int, sums: Tensor | None) -> tuple[Tensor | None,
 
 def _cut(logits: Tensor, several: bool) -> tuple[int, int]:
     """Logits of a program, and its warps."""
-    large = several and len(logits) * triton.cdiv(logits.shape[1], BLOCK) > BESIDE
-    return (LARGE_BLOCK, LARGE_WARPS) if large else (BLOCK, WARPS)
+    if len(logits) * triton.cdiv(logits.shape[1], BLOCK) <= BESIDE:
+        return BLOCK, WARPS
+    return LARGE_BLOCK, LARGE_WARPS if several else WARPS
 
 
 def sums_of(logits: Tensor) -> Tensor:

@@ -193,9 +193,9 @@ def tiles_for(rows: int, shape: Shape, dtype: torch.dtype) -> list[Tile]:
     rule = choose(rows, shape, dtype)
     if dtype == torch.float32:
         return [rule]
-    found = {rule: None}
+    found, least = {rule: None}, 40 if shape.packed else 64  # programs; half the bytes are read by fewer
     for m, n in areas(rows, shape):
-        if m > 64 or m * n * 4 < rule.m * rule.n or not 64 <= count_programs(rows, shape, (m, n)) <= 2048:
+        if m > 64 or m * n * 4 < rule.m * rule.n or not least <= count_programs(rows, shape, (m, n)) <= 2048:
             continue
         deeper = (256, 512) if m == 16 else ()  # more of a weight's row at a time, as memory likes it
         depths = {128, depth_of(m, n, shape), *deeper}

@@ -172,7 +172,7 @@ def test_rows_look_at_their_own_keys_abreast_and_no_bit_changes(
 
 def test_keys_of_deep_trees_do_not_stand_side_by_side(abreast: Any, device: torch.device) -> None:
     deep, wide = tuple(range(-1, 17)), Heads(1, 1, 128)
-    for parents, heads, rows in ((deep, ONE, 0), (deep[:-1], ONE, 1), (BRANCHES, wide, 1)):
+    for parents, heads, rows in ((deep, ONE, 0), (deep[:-1], ONE, 2), (BRANCHES, wide, 2)):
         layout = lay([Rows(40, parents=parents), Rows(9, parents=BRANCHES)], device)
         q, cache = fill(layout, heads, torch.bfloat16, exact=False)
         found = abreast.attend(q, cache, layout, tiles(abreast, layout, 20), abreast.Look(heads, 0.3))
@@ -254,7 +254,8 @@ def test_nodes_that_a_sequence_did_not_get_keep_no_program_waiting(
 
 
 def test_programs_have_as_few_rows_as_leave_few_of_them_or_as_many_as_fit(attention: Any, device: torch.device) -> None:
-    for head_dim, kv_heads, wanted in ((64, 2, 1), (64, 4, 2), (128, 8, 4), (128, 16, 4), (256, 2, 2), (256, 8, 2)):
+    wide = (128, 8, 4), (128, 16, 4), (256, 2, 2), (256, 8, 2)
+    for head_dim, kv_heads, wanted in ((64, 1, 1), (64, 2, 2), (64, 4, 4), *wide):
         shape = attention._shape(attention.Look(Heads(2 * kv_heads, kv_heads, head_dim), 0.3), False)
         one = attention.Tiles(torch.zeros(1), torch.zeros(1), 32, 512, None)
         assert attention._abreast(one, 16, 32, 4, shape, 2) == wanted, (head_dim, kv_heads)
