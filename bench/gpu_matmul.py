@@ -233,9 +233,6 @@ def run(output: Path, *others: str) -> None:
     if options.tune:
         buckets = sorted({bucket(rows) for rows in options.rows})
         tuning.tune([p.shape for p in found if p.name != "head"], buckets, DEVICE, DTYPE)
-        for model in MODELS:
-            if layer := [p.shape for p in found if p.model == model and p.name != "head"]:
-                tuning.settle(layer, buckets, DEVICE, DTYPE)
         few = [count for count in buckets if count <= HEAD_ROWS]
         tuning.tune([p.shape for p in found if p.name == "head"], few, DEVICE, DTYPE)
         if options.fast:

@@ -29,7 +29,7 @@ FEW, FEW_SUMS = 32, 2048  # rows and sums of a small tile
 LEAST = 16  # columns that a tensor core multiplies at a time
 # Rows of a product that leaves something for the norm behind it. Of more a kernel makes the norm, for every program of
 # the next product would read the sums of all its rows.
-MOST_LEFT = 128
+MOST_LEFT = 256
 
 Bests = Tensor  # [T, blocks] keys, a row's greatest of which names its best (`picking.decide`)
 

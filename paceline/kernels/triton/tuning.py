@@ -1,7 +1,7 @@
 """Tiles measured on this device, at start-up and by name: no launch ever measures anything.
 
 tune(products, device)      a few tiles for each product and bucket of rows; the fastest go into the table
-settle(products, device)    of the fastest of each those that are fastest one behind another, as in a layer
+settle(candidates, spend)   of the fastest of each those with which rounds take least
 try_library(products, …)    which of them PyTorch's library does faster, for those who need not be exact
 save(path), load(path)      both tables as JSON, for one kind of device and one version of the kernels
 """
@@ -56,7 +56,8 @@ LAUNCHES = 24  # in a measured graph, at least
 SHARED = 220 * 1024  # bytes of shared memory that a program may have
 AHEAD = 0, 8, 16, 32
 SLIGHT = 256  # sums of a tile that two warps have between them
-BEST = 4  # tiles of a product that `settle` tries, in each room
+BEST = 4  # tiles of a product that `settle` tries, of each size
+NOTABLE = 0.998  # of the time before: so much faster is no accident
 PROCESSORS = ROOMS[0][0]
 MOST_COLUMNS = 2**15  # more are a vocabulary's, of whose tiles tall ones do not last: see `matmul.py`
 # m, n, k, warps, stages
@@ -68,8 +69,9 @@ MANY = (
 
 
 Times = dict[Tile, float]
+Key = tuple[int, Shape, torch.dtype]
 Operands = tuple[Tensor | Folded, list[Matrix], Tensor, Around]
-timed: dict[tuple[int, Shape, torch.dtype], Times] = {}  # all that `tune` measured, by bucket of rows
+timed: dict[Key, Times] = {}  # all that `tune` measured, by bucket of rows
 
 
 def tune(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
@@ -79,47 +81,44 @@ def tune(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dty
         measured[count, shape, dtype] = min(times, key=lambda tile: times[tile])
 
 
-def settle(shapes: Sequence[Shape], rows: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
-    """Choose anew among the fastest of products that follow one another, which `tune` has measured each alone.
+def settle(candidates: dict[Key, list[Tile]], spend: Callable[[], float]) -> None:
+    """Choose anew for products that follow one another in what `spend` times.
 
-    One that leaves no room beside it keeps the next from starting early, whatever it takes alone.
+    What one takes alone does not tell: programs start while others are still there, and crowd where these leave room.
     """
-    for count in rows:
-        given = [(shape, operands(shape, count, device, dtype)) for shape in shapes]
-        candidates = {shape: fastest_in_rooms(timed[count, shape, dtype], shape) for shape in shapes}
-        for shape, tile in descend(candidates, partial(_time_layers, given)).items():
-            measured[count, shape, dtype] = tile
+
+    def spend_with(chosen: dict[Key, Tile]) -> float:
+        measured.update(chosen)
+        return spend()
+
+    measured.update(descend(candidates, spend_with))
 
 
-def _time_layers(given: list[tuple[Shape, Operands]], chosen: dict[Shape, Tile]) -> float:
-    """Milliseconds of a product, on average over layers of them with weights that no cache holds all of."""
-    read = sum(weights[0].nbytes for _, (_, weights, _, _) in given)
-    calls = []
-    for layer in range(-(-BEYOND_CACHE // read)):
-        for shape, (x, weights, out, around) in given:
-            calls.append(_call(x, weights[layer % len(weights)], out, around, chosen[shape]))
-    return measure(calls)
+def candidates_for(keys: Iterable[Key]) -> dict[Key, list[Tile]]:
+    """For each what it has, and the fastest that `tune` measured."""
+    return {key: list(dict.fromkeys([find_tile(*key), *fastest_in_rooms(timed[key], key[1])])) for key in keys}
 
 
 def fastest_in_rooms(times: Times, shape: Shape) -> list[Tile]:
-    """The fastest few of all, and of those that take no more memory than leaves room for another, or for two."""
-    found: dict[Tile, None] = {}
-    for room in (math.inf, *(size for _, size in ROOMS[1:])):
-        small = [tile for tile in times if bytes_of(tile.m, tile.n, tile.k, shape) * tile.stages <= room]
-        found |= dict.fromkeys(sorted(small, key=lambda tile: times[tile])[:BEST])
-    return list(found)
+    """The fastest few of each size: those that a processor has room for once, twice, and more often."""
+    bounds = [math.inf, *(size for _, size in ROOMS[1:]), 0]
+    found: list[Tile] = []
+    for most, least in itertools.pairwise(bounds):
+        fitting = [tile for tile in times if least < bytes_of(tile.m, tile.n, tile.k, shape) * tile.stages <= most]
+        found += sorted(fitting, key=lambda tile: times[tile])[:BEST]
+    return sorted(found, key=lambda tile: times[tile])
 
 
 def descend(
-    candidates: dict[Shape, list[Tile]], spend: Callable[[dict[Shape, Tile]], float], turns: int = 2
-) -> dict[Shape, Tile]:
+    candidates: dict[Key, list[Tile]], spend: Callable[[dict[Key, Tile]], float], turns: int = 2
+) -> dict[Key, Tile]:
     """Tiles that together take least: one product after another takes its best among the others' as they are."""
-    chosen = {shape: tiles[0] for shape, tiles in candidates.items()}
+    chosen = {key: tiles[0] for key, tiles in candidates.items()}
     best = spend(chosen)
-    for shape, tiles in itertools.chain.from_iterable([candidates.items()] * turns):
+    for key, tiles in itertools.chain.from_iterable([candidates.items()] * turns):
         for tile in tiles:
-            if tile != chosen[shape] and (spent := spend({**chosen, shape: tile})) < best:
-                chosen, best = {**chosen, shape: tile}, spent
+            if tile != chosen[key] and (spent := spend({**chosen, key: tile})) < best * NOTABLE:
+                chosen, best = {**chosen, key: tile}, spent
     return chosen
 
 
@@ -328,7 +327,7 @@ def load(path: Path, device: torch.device) -> bool:
     return True
 
 
-def _key(count: int, shape: Sequence[Any], dtype: str) -> tuple[int, Shape, torch.dtype]:
+def _key(count: int, shape: Sequence[Any], dtype: str) -> Key:
     return int(count), Shape(*shape), getattr(torch, dtype.removeprefix("torch."))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -141,45 +142,39 @@ def test_a_table_that_does_not_fit_is_left_alone(device: torch.device, table: An
     assert not table
 
 
-def test_tiles_are_chosen_by_what_they_take_one_behind_another(device: torch.device) -> None:
+def test_tiles_are_chosen_by_what_they_take_one_behind_another(
+    device: torch.device, table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A large one is fastest alone, and keeps the next from starting early."""
+    from paceline.kernels.triton import tuning
     from paceline.kernels.triton.tiles import Shape, Tile
-    from paceline.kernels.triton.tuning import descend, fastest_in_rooms
 
     shapes = [Shape(64, 4096, False, False), Shape(64, 8192, False, False)]
+    keys = [(16, shape, torch.bfloat16) for shape in shapes]
     small, middling, large = (Tile(16, 64, 256, stages=stages) for stages in (1, 2, 5))
     alone = {large: 1.0, middling: 1.1, small: 1.2}
 
-    def spend(chosen: dict[Shape, Tile]) -> float:
-        tiles = [chosen[shape] for shape in shapes]
+    def spend() -> float:
+        tiles = [table[key] for key in keys]
         return sum(alone[tile] for tile in tiles) + tiles.count(large) ** 2
 
-    found = descend({shape: list(alone) for shape in shapes}, spend)
-    assert found == dict.fromkeys(shapes, middling)
-    many = {Tile(16, 64, 256, stages=5, group=number): 1.0 + number for number in range(9)}
-    kept = fastest_in_rooms({**many, small: 20.0, middling: 30.0}, shapes[0])
-    assert len(kept) == 6 and kept[0].group == 0 and {small, middling} < set(kept)
+    tuning.settle({key: list(alone) for key in keys}, spend)
+    assert dict(table) == dict.fromkeys(keys, middling)
+    tuning.settle({key: [middling, small] for key in keys}, lambda: 2.2 if table[keys[0]] == middling else 2.199)
+    assert dict(table) == dict.fromkeys(keys, middling), "so little may be an accident"
 
 
-def test_a_layers_products_are_timed_one_behind_another(
+def test_candidates_are_what_there_is_and_the_fastest_in_every_room(
     device: torch.device, table: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from paceline.kernels.triton import tuning
     from paceline.kernels.triton.tiles import Shape, Tile
 
-    shapes, tiles = [Shape(32, 64, False, True), Shape(64, 32, True, False)], [Tile(16, 16, 64), Tile(16, 32, 64)]
-    seen: list[int] = []
-
-    def measure(calls: Any) -> float:
-        for call in calls:
-            call()
-        seen.append(len(calls))
-        return float(len(seen))  # what comes first is fastest
-
-    monkeypatch.setattr(tuning, "measure", measure)
-    monkeypatch.setattr(tuning, "BEYOND_CACHE", 40_000)
-    timed = {(16, shape, torch.float32): {tiles[1]: 1.0, tiles[0]: 2.0} for shape in shapes}
-    monkeypatch.setattr(tuning, "timed", timed)
-    tuning.settle(shapes, [16], device, torch.float32)
-    assert dict(table) == {(16, shape, torch.float32): tiles[1] for shape in shapes}
-    assert set(seen) == {4} and len(seen) == 1 + 2 * 2  # two layers of 24 kB; each other tile twice
+    one, other = ((16, Shape(64, depth, False, False), torch.bfloat16) for depth in (4096, 8192))
+    small, middling, large = (Tile(16, 64, 256, stages=stages) for stages in (1, 2, 5))
+    many = {dataclasses.replace(large, group=number): 1.0 + number for number in range(9)}
+    monkeypatch.setattr(tuning, "timed", {one: {small: 20.0, middling: 30.0, **many}, other: {small: 1.0}})
+    table[one] = usual = Tile(16, 32, 128)
+    found = tuning.candidates_for([one, other])
+    assert found[other] == [tuning.find_tile(*other), small], "nothing is known of it: the rule's"
+    assert found[one] == [usual, *list(many)[: tuning.BEST], small, middling]
