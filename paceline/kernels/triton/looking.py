@@ -18,7 +18,18 @@ import triton.language as tl
 from paceline.kernels.triton.chunks import chunks_below, first_block, items, nth
 from paceline.kernels.triton.device import begin
 from paceline.kernels.triton.merging import gather, leave, merge, turn, write
-from paceline.kernels.triton.seeing import ask, bounds, fetch, members, own_rows, row_of, rows_seen_by, within
+from paceline.kernels.triton.seeing import (
+    ask,
+    bounds,
+    fetch,
+    mask,
+    members,
+    own_rows,
+    pointers,
+    row_of,
+    rows_seen_by,
+    within,
+)
 
 COLUMNS = tl.constexpr(8)  # of ones, all of which hold the same sum: the narrowest product, and waits for no wider one
 NOWHERE = tl.constexpr(1 << 30)  # behind every position
@@ -48,13 +59,27 @@ def soften(s, m, factor):
 
 
 @triton.jit
-def score(q, q_tail, k, tail_at, rows, stride, ok, TAIL: tl.constexpr, TAIL_PAD: tl.constexpr):
-    """q · k: over the keys' first piece, then over what is left."""
-    s = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+def score(
+    q, q_tail, k, tail_at, rows, stride, ok, TAIL: tl.constexpr, TAIL_PAD: tl.constexpr, TURNED: tl.constexpr = False
+):
+    """q · k: over the keys' first piece, then over what is left. TURNED: keys are columns as they come, and go to a
+    tensor core in one step; others would in many, but where a loop copies them ahead."""
+    k = k.to(q.dtype)
+    s = tl.dot(q, k if TURNED else tl.trans(k), input_precision="ieee")
     if TAIL > 0:
-        tail = fetch(tail_at, rows, stride, ok, TAIL, TAIL_PAD)
-        s = tl.dot(q_tail, tl.trans(tail.to(q.dtype)), s, input_precision="ieee")
+        tail = fetch(tail_at, rows, stride, ok, TAIL, TAIL_PAD, TURNED).to(q.dtype)
+        s = tl.dot(q_tail, tail if TURNED else tl.trans(tail), s, input_precision="ieee")
     return s
+
+
+@triton.jit
+def places_of(
+    k_at, v_at, rows, ok, k_stride, v_stride, MAIN: tl.constexpr, WIDE: tl.constexpr, MAIN_PAD: tl.constexpr,
+    WIDE_PAD: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    """Where rows' keys and values lie, and which are read."""
+    k_from, k_there = pointers(k_at, rows, k_stride, MAIN_PAD, TURNED), mask(ok, MAIN, MAIN_PAD, TURNED)
+    return k_from, k_there, pointers(v_at, rows, v_stride, WIDE_PAD, False), mask(ok, WIDE, WIDE_PAD, False)
 
 
 @triton.jit
@@ -284,6 +309,7 @@ def look(
             sums = tl.dot(p, ones, sums * alpha[:, None], input_precision="ieee")
             acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
     elif TREE:
+        TURNED: tl.constexpr = not LATENT  # there keys are values, too
         if ABREAST > 0:
             own_ones = tl.full((ABREAST * FEW_OWN, COLUMNS), 1.0, tl.float32).to(q.dtype)
         else:
@@ -306,18 +332,28 @@ def look(
                         PAGE, SMALL,
                     )  # fmt: skip
                 rows = row_of(page, line, PAGE, SMALL)
-                k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
-                own_k = fetch(k_at + MAIN_AT, own_at, k_stride, own_there, MAIN, MAIN_PAD)
+                # Where all lies before any is read: threads tell one another where, and would wait with what is read.
+                k_from, k_there, v_from, v_there = places_of(
+                    k_at + MAIN_AT, v_at, rows, there, k_stride, v_stride, MAIN, WIDE, MAIN_PAD, WIDE_PAD, TURNED
+                )
+                own_k_from, own_k_there, own_v_from, own_v_there = places_of(
+                    k_at + MAIN_AT, v_at, own_at, own_there, k_stride, v_stride, MAIN, WIDE, MAIN_PAD, WIDE_PAD, TURNED
+                )
+                k, own_k = tl.load(k_from, k_there, 0.0), tl.load(own_k_from, own_k_there, 0.0)
                 if LATENT:
                     v, own_v = k, own_k
                 else:
-                    v = fetch(v_at, rows, v_stride, there, WIDE, WIDE_PAD)
-                    own_v = fetch(v_at, own_at, v_stride, own_there, WIDE, WIDE_PAD)
-                s = bend(score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED)
+                    v, own_v = tl.load(v_from, v_there, 0.0), tl.load(own_v_from, own_v_there, 0.0)
+                s = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD, TURNED)
+                s = bend(s, inner, CAPPED)
                 s = tl.where(there & (p_at >= lowest[:, None]) & (p_at <= last[:, None]), s, float("-inf"))
-                own = score(q, q_tail, own_k, k_at + TAIL_AT, own_at, k_stride, own_there, TAIL, TAIL_PAD)
+                own = score(q, q_tail, own_k, k_at + TAIL_AT, own_at, k_stride, own_there, TAIL, TAIL_PAD, TURNED)
                 own = tl.where((row[:, None] == whose) & own_there, bend(own, inner, CAPPED), float("-inf"))
-                new, safe = rise(tl.maximum(tl.max(s, 1), tl.max(own, 1)), m, factor)
+                if s.shape == own.shape:  # warps wait for one another once
+                    top = tl.max(tl.maximum(s, own), 1)
+                else:
+                    top = tl.maximum(tl.max(s, 1), tl.max(own, 1))
+                new, safe = rise(top, m, factor)
                 p = tl.exp2(tl.fma(s, factor, -safe[:, None])).to(q.dtype)
                 own_p = tl.exp2(tl.fma(own, factor, -safe[:, None])).to(q.dtype)
                 alpha = tl.exp2(m - safe)[:, None]
@@ -333,10 +369,9 @@ def look(
                         ends, firsts, bases, path, table, first + r, r < count, p_at, depth, path_stride,
                         PAGE, SMALL, END, FIRST, WINDOW,
                     )  # fmt: skip
-                    k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD)
-                    own = bend(
-                        score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD), inner, CAPPED
-                    )
+                    k = fetch(k_at + MAIN_AT, rows, k_stride, there, MAIN, MAIN_PAD, TURNED)
+                    own = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, there, TAIL, TAIL_PAD, TURNED)
+                    own = bend(own, inner, CAPPED)
                     s = tl.where((row == r)[:, None] & there[None, :], own, s)
                 p, m, alpha = soften(s, m, factor)
                 p = p.to(q.dtype)

@@ -9,18 +9,27 @@ from paceline.kernels.triton.device import prefetch
 
 
 @triton.jit
-def fetch(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """[rows, PADDED] of a cache part, zeros where not ok (None: all are) and behind WIDTH: 0 · NaN is NaN."""
+def pointers(base, rows, stride, PADDED: tl.constexpr, TURNED: tl.constexpr):
+    """To [rows, PADDED] values of a cache part, or turned."""
     d = tl.arange(0, PADDED)
-    pointers = base + (rows[:, None] * stride + d[None, :])
-    if ok is None:
-        if WIDTH == PADDED:
-            values = tl.load(pointers)
-        else:
-            values = tl.load(pointers, mask=(d < WIDTH)[None, :], other=0.0)
-    else:
-        values = tl.load(pointers, mask=ok[:, None] & (d < WIDTH)[None, :], other=0.0)
-    return values
+    return base + (rows[None, :] * stride + d[:, None] if TURNED else rows[:, None] * stride + d[None, :])
+
+
+@triton.jit
+def mask(ok, WIDTH: tl.constexpr, PADDED: tl.constexpr, TURNED: tl.constexpr):
+    """Which of those are read: of rows that are ok, as far as WIDTH."""
+    d = tl.arange(0, PADDED)
+    return ok[None, :] & (d < WIDTH)[:, None] if TURNED else ok[:, None] & (d < WIDTH)[None, :]
+
+
+@triton.jit
+def fetch(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr, TURNED: tl.constexpr = False):
+    """Such values, zeros where not ok (None: all are) and behind WIDTH: 0 · NaN is NaN."""
+    if ok is not None:
+        return tl.load(pointers(base, rows, stride, PADDED, TURNED), mask(ok, WIDTH, PADDED, TURNED), 0.0)
+    if WIDTH == PADDED:
+        return tl.load(pointers(base, rows, stride, PADDED, TURNED))
+    return tl.load(pointers(base, rows, stride, PADDED, TURNED), mask(rows == rows, WIDTH, PADDED, TURNED), 0.0)
 
 
 @triton.jit

@@ -150,9 +150,9 @@ def test_many_rows_and_narrow_tiles_leave_nothing(device: torch.device, monkeypa
 
     weight, norm = make(device, 4096, 16), module.Norm(torch.ones(4096, device=device), 1e-6)
     monkeypatch.setattr(module, "find_tile", lambda *given: Tile(16, 32, 64))
-    assert module.room_behind(make(device, 129, 16), weight, norm) is None
-    left = module.room_behind(make(device, 128, 16), weight, norm)
-    assert left is not None and left.scaled.shape == (128, 4096)
+    assert module.room_behind(make(device, 257, 16), weight, norm) is None
+    left = module.room_behind(make(device, 256, 16), weight, norm)
+    assert left is not None and left.scaled.shape == (256, 4096)
     monkeypatch.setattr(module, "find_tile", lambda *given: Tile(16, 16, 64))
     assert module.room_behind(make(device, 64, 16), weight, norm) is None, "sums of 32 neighbours are left"
 
