@@ -6,7 +6,8 @@
 Sequences are read in, and then rounds of decoding are captured and replayed, each time from the same lengths: products
 stand between what they stand between in a real one, and rows see as much as there. First every tile worth it is timed
 alone; then one product after another takes whichever of the fastest makes rounds of all batches of a group (those with
-commas between them) shortest, twice around. The table is written after each group.
+commas between them) shortest, twice around; and then so many lines of its weights asked for ahead. The table is written
+after each group.
 """
 
 from __future__ import annotations
@@ -118,12 +119,11 @@ def settle(decoding: Decoding, counts: list[int], device: torch.device) -> tuple
     for rows, shape, dtype in keys:
         tuning.tune([shape], [rows], device, dtype)
     tiles.measured.update(had)
-    candidates = tuning.candidates_for(keys)
-    decoding.prepare(counts, candidates)
     before = [decoding.spend(count) for count in counts]
-    tuning.settle(
-        candidates, lambda: sum(decoding.spend(count) / usual for count, usual in zip(counts, before)) / len(counts)
-    )
+    for find in (tuning.candidates_for, tuning.ahead_for):
+        candidates = find(keys)
+        decoding.prepare(counts, candidates)
+        tuning.settle(candidates, lambda: sum(decoding.spend(count) / old for count, old in zip(counts, before)))
     for key in keys:
         changed = "" if tiles.measured[key] == had[key] else f", not {had[key]}"
         print(f"  {key[0]} rows, {tuple(key[1])}: {tiles.measured[key]}{changed}", flush=True)

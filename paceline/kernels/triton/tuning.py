@@ -54,7 +54,7 @@ MOST_COPIES = 64
 without: set[str] = set()  # kinds of tiles that are not to be tried: boxes, turned, lasting
 LAUNCHES = 24  # in a measured graph, at least
 SHARED = 220 * 1024  # bytes of shared memory that a program may have
-AHEAD = 0, 8, 16, 32
+AHEAD = 0, 4, 8, 16, 32, 64  # lines of 128 bytes
 SLIGHT = 256  # sums of a tile that two warps have between them
 BEST = 4  # tiles of a product that `settle` tries, of each size
 NOTABLE = 0.998  # of the time before: so much faster is no accident
@@ -99,6 +99,17 @@ def candidates_for(keys: Iterable[Key]) -> dict[Key, list[Tile]]:
     return {key: list(dict.fromkeys([find_tile(*key), *fastest_in_rooms(timed[key], key[1])])) for key in keys}
 
 
+def ahead_for(keys: Iterable[Key]) -> dict[Key, list[Tile]]:
+    """For each what it has, and the same with more or fewer lines asked for ahead, up to a whole row: what that brings
+    depends on what else is read meanwhile."""
+    found = {}
+    for key in keys:
+        tile, (_, shape, dtype) = find_tile(*key), key
+        row = -(-shape.k * (1 if shape.packed else dtype.itemsize) // 128)
+        found[key] = list(dict.fromkeys([tile, *(replace(tile, ahead=lines) for lines in AHEAD if lines < 2 * row)]))
+    return found
+
+
 def fastest_in_rooms(times: Times, shape: Shape) -> list[Tile]:
     """The fastest few of each size: those that a processor has room for once, twice, and more often."""
     bounds = [math.inf, *(size for _, size in ROOMS[1:]), 0]
@@ -141,7 +152,7 @@ def _time_all(shape: Shape, rows: int, device: torch.device, dtype: torch.dtype)
 
     best = try_all(tiles_for(rows, shape, dtype))
     if best.ahead or best.boxes:
-        try_all(replace(best, ahead=lines) for lines in AHEAD)
+        try_all(replace(best, ahead=lines) for lines in AHEAD[:-1])
     return times
 
 

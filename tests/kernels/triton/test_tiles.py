@@ -178,3 +178,14 @@ def test_candidates_are_what_there_is_and_the_fastest_in_every_room(
     found = tuning.candidates_for([one, other])
     assert found[other] == [tuning.find_tile(*other), small], "nothing is known of it: the rule's"
     assert found[one] == [usual, *list(many)[: tuning.BEST], small, middling]
+
+
+def test_lines_are_asked_for_ahead_as_far_as_a_row_goes(device: torch.device, table: Any) -> None:
+    from paceline.kernels.triton import tuning
+    from paceline.kernels.triton.tiles import Shape, Tile
+
+    keys = [(16, Shape(64, 576, False, False, packed), torch.bfloat16) for packed in (False, True)]
+    table[keys[0]] = table[keys[1]] = usual = Tile(16, 32, 128, ahead=8)
+    found = [tuning.ahead_for(keys)[key] for key in keys]
+    assert [[tile.ahead for tile in tiles] for tiles in found] == [[8, 0, 4, 16], [8, 0, 4]], "9 lines, and 5"
+    assert {dataclasses.replace(tile, ahead=8) for tiles in found for tile in tiles} == {usual}
