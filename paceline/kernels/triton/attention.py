@@ -182,7 +182,7 @@ def _launch(
         options |= CROWDED
     gathered = splits > 1 or own > 0
     own_pairs = min(pairs, (own or abreast) * shape["GROUP"] or pairs)
-    few = min(m, 1 << (own_pairs - 1).bit_length()) if gathered else m  # one kernel for all where nothing is gathered
+    few = min(m, _power(own_pairs)) if gathered else m  # one kernel for all where nothing is gathered
     # Programs leave a place for each row of each tile; for each row, if those are fewer.
     room = len(tiles.first) * tiles.rows
     partial = stats = arrivals = out  # where nothing is left for another program
@@ -199,7 +199,7 @@ def _launch(
         subs=subs, splits=splits, chunks=chunks, tile_rows=tiles.rows if room < q.shape[0] else 0,
         BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block,
         M=m, FEW=few, OWN=own, ABREAST=abreast, FEW_OWN=min(FEW_OWN, block),
-        AHEAD=max(2, min(MOST_AHEAD, AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
+        AHEAD=max(2, min(MOST_AHEAD, _power(chunks), AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
         FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
         SPLIT=splits > 1,
         SINGLE=(SINGLE_OWN if abreast else SINGLE) // shape["MAIN_PAD"] if m <= LEAST else 0,
@@ -285,9 +285,14 @@ def _leaves_room(tiles: Tiles, shape: dict[str, Any]) -> bool:
     return bool(2 * programs * NARROW["num_warps"] <= WARPS)
 
 
+def _power(count: int) -> int:
+    """Of two, and no less than so many."""
+    return 1 << (count - 1).bit_length()
+
+
 def _padded(width: int) -> int:
     """No dimension of a product is shorter than 16, and all are powers of two."""
-    return max(16, 1 << (width - 1).bit_length() if width else 0)
+    return max(16, _power(width) if width else 0)
 
 
 def _keys(shape: dict[str, Any]) -> int:
