@@ -109,7 +109,7 @@ SWEEPS: dict[str, tuple[list[str], list[dict[str, Any]]]] = {
         ],
         [
             {},
-            *({"ALIKE": warps, "SINGLE": single} for warps in (1056, 528, 264, 132) for single in (0, 128, 256)),
+            *({"ALIKE": warps, "SINGLE_OWN": single} for warps in (1056, 528, 264, 132) for single in (0, 128, 256)),
         ],
     ),
 }

@@ -6,9 +6,9 @@
 Weights are read in turn, more of them than the device's cache holds, by launches captured in one graph. `fused` is the
 product as a layer has it: norm and gate in front and behind, a residual added; `library` is that by PyTorch's, as
 exact_kernels=False may have it. --tune measures tiles first and writes them to --tiles, with --fast also which products
-are the library's (what --model and --rows leave out stays as it stood there); without it those of --tiles are taken, if
-there are any. Weights of an EAGLE-3 head have 8 bits, cuBLAS's beside them 16; those of NAME-floats have 16. Last it
-says what the host takes for a launch, of each kind of tile.
+are the library's (what --model and --rows leave out stays as it stood there; what gpu_settle.py chose is undone);
+without it those of --tiles are taken, if there are any. Weights of an EAGLE-3 head have 8 bits, cuBLAS's beside them
+16; those of NAME-floats have 16. Last it says what the host takes for a launch, of each kind of tile.
 """
 
 from __future__ import annotations

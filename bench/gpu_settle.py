@@ -1,19 +1,20 @@
 """Tiles of products chosen anew by what rounds take with them: of a shape with made-up weights, or of a model and head.
 
     python bench/gpu_settle.py --shape llama-8b [--batches 1,4,16 64 256] [--tiles FILE]
-    python bench/gpu_settle.py --small MODEL --head FOLDER [--grown 31,8,2] --temperature 0.8
+    python bench/gpu_settle.py --small MODEL --head FOLDER [--grown 31,8,2] --temperature 0.8 --batches 1 16
 
-Sequences are read in, and then rounds of decoding are captured and replayed, each time from the same lengths: products
-stand between what they stand between in a real one, and rows see as much as there. First every tile worth it is timed
-alone; then one product after another takes whichever of the fastest makes rounds of all batches of a group (those with
-commas between them) shortest, twice around; and then so many lines of its weights asked for ahead. The table is written
-after each group.
+Rounds of decoding are captured and replayed, of sequences that are made to be as long as asked: products stand between
+what they stand between in a real one, and rows see as much as there. First every tile worth it is timed alone; then one
+product after another takes whichever of the fastest makes rounds of all batches of a group (those with commas between
+them) shortest, twice around; and then so many lines of its weights asked for ahead. The table is written after each
+group. Before it: `gpu_kernels.py matmul --tune`, which times alone and undoes what was settled.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,37 +22,59 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+import triton
 from gpu import sizes
 from gpu_common import SHAPES, Bench, greedy, random_prompts, synchronize
 
 from paceline import LLM
+from paceline.engine.ladder import FEW
 from paceline.engine.replaying import Key, ReplayingRunner
-from paceline.kernels.triton import ops, tiles, tuning
+from paceline.kernels.triton import matmul, ops, tiles, tuning
 from paceline.models.frame import FrameInput, Size
 
 SECONDS, TURNS = 0.06, 4  # of replays that tell a round's time, and how often; the least counts
-ROOM = 64  # tokens that answers may grow by while rounds are replayed
+BEGUN = 8  # tokens of a prompt that is read
+ROOM = 256  # tokens that answers may have
 
 
 class Decoding:
-    """An engine in the midst of answers, a round of which can be replayed as often as one likes."""
+    """An engine in the midst of answers, a round of which can be replayed as often as one likes.
 
-    def __init__(self, llm: LLM, prompts: list[list[int]], temperature: float = 0.0) -> None:
+    Sequences are short, and then the device is told that they are longer: of what lies in their pages nobody but a
+    round's time wants to know. What they say is nonsense from then on.
+    """
+
+    def __init__(self, llm: LLM, count: int, length: int, temperature: float = 0.0) -> None:
         assert isinstance(llm.engine.runner, ReplayingRunner)
         self.llm, self.runner, self.table = llm, llm.engine.runner, llm.engine.table
         params = greedy(ROOM, temperature=temperature, seed=0)
-        for one in llm._ask(prompts, params, {}):
+        for one in llm._ask(random_prompts(count, BEGUN, llm.config.vocab_size), params, {}):
             llm._queue(one.samples)
-        for _ in range(100 * len(prompts)):
+        for _ in range(ROOM // 2):
             llm._take_turn()
-            plan = llm.engine._in_flight[-1].plan
-            if plan.decodes and plan.num_sampling == len(prompts) and (plan.num_drafting or not self.nodes):
+            flying = llm.engine._in_flight
+            plan = flying[-1].plan if flying else None
+            if plan and plan.decodes and plan.num_sampling == count and (plan.num_drafting or not self.nodes):
                 break
         else:
-            raise SystemExit("not all sequences have begun to decode: give a shorter prompt")
+            raise SystemExit(f"{count} sequences have not all begun to decode after {ROOM // 2} rounds")
         synchronize()
-        self.plan, self.lengths = plan, self.table.lengths.clone()
+        self.plan = plan
         self.usual: Key = next(key for key in plan.found.values() if key is not None)
+        self._lengthen(length)
+
+    @torch.inference_mode()
+    def _lengthen(self, length: int) -> None:
+        table, slots = self.table, torch.tensor(self.plan.slots, device=self.table.device)
+        pages, size = table.pages.tensor, self.llm.engine.cache.pool.block_size
+        width = min(-(-(length + ROOM) // size), pages.shape[1])
+        assert len(slots) * width <= self.llm.engine.cache.pool.num_pages, "every sequence has pages of its own"
+        own = 1 + torch.arange(len(slots) * width, device=table.device).view(len(slots), width)
+        pages[slots, :width] = own
+        table.lengths[slots], table.limits[slots] = length, table.max_length
+        for part in (part for layer in self.llm.engine.cache.layers for part in layer):
+            part.normal_()
+        self.lengths = table.lengths.clone()
 
     @property
     def nodes(self) -> int:
@@ -66,22 +89,22 @@ class Decoding:
         return functools.partial(self.runner.compute, *self.runner._lay_out(self.key(count)))
 
     @torch.inference_mode()
-    def products(self, counts: list[int]) -> list[tuning.Key]:
+    def products(self, counts: list[int]) -> list[tiles.Key]:
         """All that rounds of so many sequences are made of, by what their tiles are looked up by."""
-        found: dict[tuning.Key, None] = {}
-        look_up = tiles._measured
+        found: dict[tiles.Key, None] = {}
+        look_up = matmul.find_tile
 
-        def noting(rows: int, shape: tiles.Shape, dtype: torch.dtype) -> tiles.Tile | None:
-            found[rows, shape, dtype] = None
+        def noting(rows: int, shape: tiles.Shape, dtype: torch.dtype) -> tiles.Tile:
+            found[tiles.bucket(rows), shape, dtype] = None
             return look_up(rows, shape, dtype)
 
-        with mock.patch.object(tiles, "_measured", noting):
+        with mock.patch.object(matmul, "find_tile", noting):
             for count in counts:
                 self.compute(count)()
         return list(found)
 
     @torch.inference_mode()
-    def prepare(self, counts: list[int], candidates: dict[tuning.Key, list[tiles.Tile]]) -> None:
+    def prepare(self, counts: list[int], candidates: dict[tiles.Key, list[tiles.Tile]]) -> None:
         """Compile rounds with every candidate."""
 
         def rounds() -> Iterator[Callable[[], object]]:
@@ -94,8 +117,11 @@ class Decoding:
 
     @torch.inference_mode()
     def spend(self, count: int) -> float:
-        """Seconds of a round of the first `count`, captured anew."""
-        made, plan = self.runner._remember(self.key(count)), self.plan
+        """Seconds of a round of the first `count`, captured anew; endless where a tile has no room in it."""
+        try:
+            made, plan = self.runner._remember(self.key(count)), self.plan
+        except triton.runtime.errors.TritonError:
+            return math.inf
         given = FrameInput(plan.slots[:count], plan.starts[:count], plan.nodes[:count], [False] * count)
         made.frame.fill(plan.shape[:count], count, given, self.table)
         once = self._replay(made.replay, 1)
@@ -103,10 +129,11 @@ class Decoding:
         return min(self._replay(made.replay, times) for _ in range(TURNS))
 
     def _replay(self, replay: Callable[[], None], times: int) -> float:
-        self.table.lengths.copy_(self.lengths)
+        """Each from the same lengths: to be told them takes a device little, and is part of the time."""
         synchronize()
         begin = time.perf_counter()
         for _ in range(times):
+            self.table.lengths.copy_(self.lengths)
             replay()
         synchronize()
         return (time.perf_counter() - begin) / times
@@ -130,6 +157,14 @@ def settle(decoding: Decoding, counts: list[int], device: torch.device) -> tuple
     return before, [decoding.spend(count) for count in counts]
 
 
+def group(text: str) -> list[int]:
+    """Sequences of rounds that an engine captures."""
+    found = [int(part) for part in text.split(",")]
+    if not set(found) <= set(FEW):
+        raise argparse.ArgumentTypeError(f"of {text!r} each must be one of {', '.join(map(str, FEW))}")
+    return found
+
+
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=[name for name in SHAPES if name != "tiny"])
@@ -137,9 +172,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--head", help="an EAGLE head of that model")
     parser.add_argument("--grown", type=sizes, help="the head's trees grow so; a chain of 3 unless given")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--prompt", type=int, default=500, help="tokens of a prompt")
-    batch = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
-    parser.add_argument("--batches", type=batch, nargs="+", default=[[1, 4, 16], [64], [256]])
+    parser.add_argument("--length", type=int, default=600, help="tokens of a sequence")
+    parser.add_argument("--batches", type=group, nargs="+", default=[[1, 4, 16], [64], [256]])
     parser.add_argument("--tiles", type=Path, default=ops.MEASURED / "h200.json")
     options = parser.parse_args()
     if (options.shape is None) == (options.small is None):
@@ -154,25 +188,29 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("no GPU here: nothing was measured")
         return 0
-    device, most = torch.device("cuda"), max(count for group in options.batches for count in group)
-    begin = time.perf_counter()
+    device, most = torch.device("cuda"), max(map(max, options.batches))
+    if options.tiles.exists() and not tuning.load(options.tiles, device):
+        raise SystemExit(f"{options.tiles} was measured on another device, or with other kernels: give --tiles FILE")
+    begin, length = time.perf_counter(), options.length + ROOM
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, Path(folder))
-        fixed = {"max_num_seqs": most, "budget": "fixed", "num_pages": most * ((options.prompt + 2 * ROOM) // 16 + 1)}
-        length = options.prompt + 4 * ROOM
+        fixed = {
+            "max_num_seqs": most,
+            "budget": "fixed",
+            "max_model_len": length,
+            "num_pages": most * (length // 16 + 2),
+        }
         drafter = list(bench.heads(3).values())[-1 if options.grown else 0] if options.head else None
         if options.shape:
-            llm = bench.dummy(options.shape, drafter, max_model_len=length, **fixed)
+            llm = bench.dummy(options.shape, drafter, **fixed)
         else:
-            llm = bench.llm(options.small, drafter, max_model_len=length, **fixed)
-        tuning.load(options.tiles, device)
+            llm = bench.llm(options.small, drafter, **fixed)
         with llm:
-            prompts = random_prompts(most, options.prompt, llm.config.vocab_size)
-            decoding = Decoding(llm, prompts, options.temperature)
-            for group in options.batches:
-                before, after = settle(decoding, group, device)
+            decoding = Decoding(llm, most, options.length, options.temperature)
+            for counts in options.batches:
+                before, after = settle(decoding, counts, device)
                 tuning.save(options.tiles, device)
-                told = zip(group, before, after)
+                told = zip(counts, before, after)
                 said = ", ".join(f"{count}: {1e3 * old:.3f} → {1e3 * new:.3f} ms" for count, old, new in told)
                 print(f"after {time.perf_counter() - begin:.0f} s: rounds of {said}", flush=True)
     return 0

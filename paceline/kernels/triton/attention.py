@@ -37,11 +37,13 @@ CROWDED = {"num_stages": BRIEF, "maxnreg": 168}
 FEW_OWN = 32  # positions of a block at which rows may have keys of their own that stand side by side
 ROOM_OWN = 80 << 10  # bytes of such keys and values
 ALIKE = 33 * 4  # warps of programs with such, if their rows fit: each reads all that comes before the nodes anew
-# Chunks times values of a key: so few are looked at sooner by one program, if it has few pairs; if rows have such keys.
+# Chunks times values of a key: so few are looked at sooner by one program, if it has few pairs; and where rows
+# have keys of their own beside one another.
 SINGLE, SINGLE_OWN = 256, 128
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
-AHEAD, MOST_AHEAD = 64, 16  # values a thread reads at once where chunks are merged, and of how many chunks at most
+# Values a thread reads at once where chunks are merged, and of how many chunks at most: no more than there may be.
+AHEAD, MOST_AHEAD = 64, 16
 SMALL = 1 << 31  # values that 32 bits tell apart
 LOG2E = math.log2(math.e)
 

@@ -22,10 +22,10 @@ from paceline.kernels.triton.seeing import (
     ask,
     bounds,
     fetch,
-    mask,
+    is_read,
     members,
     own_rows,
-    pointers,
+    places,
     row_of,
     rows_seen_by,
     within,
@@ -34,6 +34,7 @@ from paceline.kernels.triton.seeing import (
 COLUMNS = tl.constexpr(8)  # of ones, all of which hold the same sum: the narrowest product, and waits for no wider one
 NOWHERE = tl.constexpr(1 << 30)  # behind every position
 ADDED = tl.constexpr(16)  # products that a tensor core adds at a time
+LEAST = tl.constexpr(16)  # pairs of a program that has few
 
 
 @triton.jit
@@ -59,6 +60,21 @@ def soften(s, m, factor):
 
 
 @triton.jit
+def queries(
+    q_row, ok, MAIN_AT: tl.constexpr, MAIN: tl.constexpr, MAIN_PAD: tl.constexpr, TAIL_AT: tl.constexpr,
+    TAIL: tl.constexpr, TAIL_PAD: tl.constexpr,
+):  # fmt: skip
+    """[M, D] in the keys' two pieces."""
+    d = tl.arange(0, MAIN_PAD)
+    q = tl.load(q_row[:, None] + (MAIN_AT + d)[None, :], mask=ok[:, None] & (d < MAIN)[None, :], other=0.0)
+    q_tail = q
+    if TAIL > 0:
+        e = tl.arange(0, TAIL_PAD)
+        q_tail = tl.load(q_row[:, None] + (TAIL_AT + e)[None, :], mask=ok[:, None] & (e < TAIL)[None, :], other=0.0)
+    return q, q_tail
+
+
+@triton.jit
 def score(
     q, q_tail, k, tail_at, rows, stride, ok, TAIL: tl.constexpr, TAIL_PAD: tl.constexpr, TURNED: tl.constexpr = False
 ):
@@ -78,8 +94,8 @@ def places_of(
     WIDE_PAD: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     """Where rows' keys and values lie, and which are read."""
-    k_from, k_there = pointers(k_at, rows, k_stride, MAIN_PAD, TURNED), mask(ok, MAIN, MAIN_PAD, TURNED)
-    return k_from, k_there, pointers(v_at, rows, v_stride, WIDE_PAD, False), mask(ok, WIDE, WIDE_PAD, False)
+    k_from, k_there = places(k_at, rows, k_stride, MAIN_PAD, TURNED), is_read(ok, MAIN, MAIN_PAD, TURNED)
+    return k_from, k_there, places(v_at, rows, v_stride, WIDE_PAD, False), is_read(ok, WIDE, WIDE_PAD, False)
 
 
 @triton.jit
@@ -244,14 +260,14 @@ def look(
     single: tl.constexpr = False
     if SINGLE > 0 and OWN == 0:
         single = busy == 1
-    d = tl.arange(0, MAIN_PAD)
+    # Few queries are read beside each block: keys, which are as new, would wait for them. A mask that follows from the
+    # block keeps a compiler from reading them before all.
+    FEW_QUERIES: tl.constexpr = M <= LEAST
+    DTYPE: tl.constexpr = q_at.dtype.element_ty
     q_row = q_at + t * q_stride + of * (MAIN + TAIL)
-    q = tl.load(q_row[:, None] + (MAIN_AT + d)[None, :], mask=ok[:, None] & (d < MAIN)[None, :], other=0.0)
-    q_tail = q
-    if TAIL > 0:
-        e = tl.arange(0, TAIL_PAD)
-        q_tail = tl.load(q_row[:, None] + (TAIL_AT + e)[None, :], mask=ok[:, None] & (e < TAIL)[None, :], other=0.0)
-    ones = tl.full((BLOCK, COLUMNS), 1.0, tl.float32).to(q.dtype)
+    if not FEW_QUERIES:
+        all_q, all_q_tail = queries(q_row, ok, MAIN_AT, MAIN, MAIN_PAD, TAIL_AT, TAIL, TAIL_PAD)
+    ones = tl.full((BLOCK, COLUMNS), 1.0, tl.float32).to(DTYPE)
     m, seen_m = tl.full((M,), float("-inf"), tl.float32), tl.full((M,), float("-inf"), tl.float32)
     sums, seen_total = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M,), tl.float32)
     acc, seen = tl.zeros((M, WIDE_PAD), tl.float32), tl.zeros((M, WIDE_PAD), tl.float32)
@@ -259,6 +275,10 @@ def look(
         block, chunk, inside = nth(item, chunk0, far0, sharing, PER, EDGE, FAR)
         p_at = block * BLOCK + n
         rows = row_of(page, within(p_at, lo, hi), PAGE, SMALL)
+        if FEW_QUERIES:
+            q, q_tail = queries(q_row, ok & (item >= 0), MAIN_AT, MAIN, MAIN_PAD, TAIL_AT, TAIL, TAIL_PAD)
+        else:
+            q, q_tail = all_q, all_q_tail
         k = fetch(k_at + MAIN_AT, rows, k_stride, None, MAIN, MAIN_PAD)
         s = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, None, TAIL, TAIL_PAD)
         if LATENT:
@@ -292,6 +312,10 @@ def look(
                     partial, stats, left_at, chunk - sharing + shift, chunks, mine, m, sums, acc, seen_m, seen_total,
                     seen, False, WIDE, True, WINDOW if SPLIT else 0,
                 )  # fmt: skip
+            if FEW_QUERIES:
+                q, q_tail = queries(q_row, ok & (item >= 0), MAIN_AT, MAIN, MAIN_PAD, TAIL_AT, TAIL, TAIL_PAD)
+            else:
+                q, q_tail = all_q, all_q_tail
             k = fetch(k_at + MAIN_AT, own_at, k_stride, there, MAIN, MAIN_PAD)
             if LATENT:
                 v = k
@@ -311,7 +335,7 @@ def look(
     elif TREE:
         TURNED: tl.constexpr = not LATENT  # there keys are values, too
         if ABREAST > 0:
-            own_ones = tl.full((ABREAST * FEW_OWN, COLUMNS), 1.0, tl.float32).to(q.dtype)
+            own_ones = tl.full((ABREAST * FEW_OWN, COLUMNS), 1.0, tl.float32).to(DTYPE)
         else:
             row_end = tl.minimum((sub * M + M - 1) // GROUP + 1, count)
         for item in tl.range(tl.maximum(skipped, num_shared), num_items, num_stages=1):
@@ -339,6 +363,10 @@ def look(
                 own_k_from, own_k_there, own_v_from, own_v_there = places_of(
                     k_at + MAIN_AT, v_at, own_at, own_there, k_stride, v_stride, MAIN, WIDE, MAIN_PAD, WIDE_PAD, TURNED
                 )
+                if FEW_QUERIES:
+                    q, q_tail = queries(q_row, ok & (item >= 0), MAIN_AT, MAIN, MAIN_PAD, TAIL_AT, TAIL, TAIL_PAD)
+                else:
+                    q, q_tail = all_q, all_q_tail
                 k, own_k = tl.load(k_from, k_there, 0.0), tl.load(own_k_from, own_k_there, 0.0)
                 if LATENT:
                     v, own_v = k, own_k
@@ -363,6 +391,10 @@ def look(
                 acc = tl.dot(own_p, own_v.to(q.dtype), acc, input_precision="ieee")
                 m = new
             else:
+                if FEW_QUERIES:
+                    q, q_tail = queries(q_row, ok & (item >= 0), MAIN_AT, MAIN, MAIN_PAD, TAIL_AT, TAIL, TAIL_PAD)
+                else:
+                    q, q_tail = all_q, all_q_tail
                 s = tl.full((M, BLOCK), float("-inf"), tl.float32)
                 for r in tl.range(row_begin, row_end, num_stages=1):
                     rows, there = rows_seen_by(

@@ -52,7 +52,7 @@ from paceline.kernels.triton.matmul import logits as matmul_logits
 from paceline.kernels.triton.per_head import per_head
 from paceline.kernels.triton.rounds import TritonRounds
 
-MEASURED = Path(__file__).parent / "measured"  # tiles, a file for each kind of device: bench/gpu_kernels.py --tune
+MEASURED = Path(__file__).parent / "measured"  # tiles, a file for each kind of device: see `tuning.py`
 
 
 class Waiting(ABC):

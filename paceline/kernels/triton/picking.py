@@ -152,7 +152,7 @@ def _sample_kernel(
             values += weight * gumbel(bits, place < vocabulary, inverse, logarithm)
         tl.store(out + row * vocabulary + place, values, place < vocabulary)
     elif COUNT == 1 and sums is None:
-        best = tl.full([], 0, tl.int64)
+        best = tl.full([], NO_KEY, tl.int64)
         if greedily:
             best = tl.max(keys_of(tl.div_rn(values, heat), ids), 0)
         else:
@@ -160,7 +160,6 @@ def _sample_kernel(
             wanted = may_win(rough, tl.max(rough, 0))
             lane = tl.arange(0, BLOCK)
             one, last = tl.min(tl.where(wanted, lane, BLOCK), 0), tl.max(tl.where(wanted, lane, -1), 0)
-            best = tl.full([], NO_KEY, tl.int64)
             while (one <= last) & (best != NAN_KEY):  # nearly always once
                 only = part * BLOCK + one
                 name = only

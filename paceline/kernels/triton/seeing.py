@@ -9,14 +9,14 @@ from paceline.kernels.triton.device import prefetch
 
 
 @triton.jit
-def pointers(base, rows, stride, PADDED: tl.constexpr, TURNED: tl.constexpr):
+def places(base, rows, stride, PADDED: tl.constexpr, TURNED: tl.constexpr):
     """To [rows, PADDED] values of a cache part, or turned."""
     d = tl.arange(0, PADDED)
     return base + (rows[None, :] * stride + d[:, None] if TURNED else rows[:, None] * stride + d[None, :])
 
 
 @triton.jit
-def mask(ok, WIDTH: tl.constexpr, PADDED: tl.constexpr, TURNED: tl.constexpr):
+def is_read(ok, WIDTH: tl.constexpr, PADDED: tl.constexpr, TURNED: tl.constexpr):
     """Which of those are read: of rows that are ok, as far as WIDTH."""
     d = tl.arange(0, PADDED)
     return ok[None, :] & (d < WIDTH)[:, None] if TURNED else ok[:, None] & (d < WIDTH)[None, :]
@@ -26,10 +26,10 @@ def mask(ok, WIDTH: tl.constexpr, PADDED: tl.constexpr, TURNED: tl.constexpr):
 def fetch(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr, TURNED: tl.constexpr = False):
     """Such values, zeros where not ok (None: all are) and behind WIDTH: 0 · NaN is NaN."""
     if ok is not None:
-        return tl.load(pointers(base, rows, stride, PADDED, TURNED), mask(ok, WIDTH, PADDED, TURNED), 0.0)
+        return tl.load(places(base, rows, stride, PADDED, TURNED), is_read(ok, WIDTH, PADDED, TURNED), 0.0)
     if WIDTH == PADDED:
-        return tl.load(pointers(base, rows, stride, PADDED, TURNED))
-    return tl.load(pointers(base, rows, stride, PADDED, TURNED), mask(rows == rows, WIDTH, PADDED, TURNED), 0.0)
+        return tl.load(places(base, rows, stride, PADDED, TURNED))
+    return tl.load(places(base, rows, stride, PADDED, TURNED), is_read(rows == rows, WIDTH, PADDED, TURNED), 0.0)
 
 
 @triton.jit

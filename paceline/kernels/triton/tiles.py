@@ -49,8 +49,10 @@ class Tile:
     parts: int = 1  # of a sum and of a step's columns, each a warp's: of weights of 8 bits alone, and no boxes
 
 
-measured: dict[tuple[int, Shape, torch.dtype], Tile] = {}  # by bucket of rows
-library: dict[tuple[int, Shape, torch.dtype], bool] = {}  # whether PyTorch's was the faster, if it may be used at all
+Key = tuple[int, Shape, torch.dtype]  # a bucket of rows, and what is multiplied
+
+measured: dict[Key, Tile] = {}
+library: dict[Key, bool] = {}  # whether PyTorch's was the faster, if it may be used at all
 
 
 def bucket(rows: int) -> int:

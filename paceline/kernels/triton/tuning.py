@@ -32,6 +32,7 @@ from paceline.kernels.triton.library import product as by_library
 from paceline.kernels.triton.matmul import MOST_LEFT, Around, Folded, Norm, given_rows, launch, launching_of
 from paceline.kernels.triton.tiles import (
     ROOMS,
+    Key,
     Shape,
     Tile,
     areas,
@@ -54,9 +55,9 @@ MOST_COPIES = 64
 without: set[str] = set()  # kinds of tiles that are not to be tried: boxes, turned, lasting
 LAUNCHES = 24  # in a measured graph, at least
 SHARED = 220 * 1024  # bytes of shared memory that a program may have
-AHEAD = 0, 4, 8, 16, 32, 64  # lines of 128 bytes
+AHEAD = 0, 4, 8, 16, 32, 64  # lines of 128 bytes; the most only in a round, where memory may be idle before
 SLIGHT = 256  # sums of a tile that two warps have between them
-BEST = 4  # tiles of a product that `settle` tries, of each size
+BEST = 4  # tiles of a product that are candidates, of each size
 NOTABLE = 0.998  # of the time before: so much faster is no accident
 PROCESSORS = ROOMS[0][0]
 MOST_COLUMNS = 2**15  # more are a vocabulary's, of whose tiles tall ones do not last: see `matmul.py`
@@ -69,7 +70,6 @@ MANY = (
 
 
 Times = dict[Tile, float]
-Key = tuple[int, Shape, torch.dtype]
 Operands = tuple[Tensor | Folded, list[Matrix], Tensor, Around]
 timed: dict[Key, Times] = {}  # all that `tune` measured, by bucket of rows
 
@@ -100,8 +100,8 @@ def candidates_for(keys: Iterable[Key]) -> dict[Key, list[Tile]]:
 
 
 def ahead_for(keys: Iterable[Key]) -> dict[Key, list[Tile]]:
-    """For each what it has, and the same with more or fewer lines asked for ahead, up to a whole row: what that brings
-    depends on what else is read meanwhile."""
+    """For each what it has, and the same with more or fewer lines asked for ahead, as far as a row or AHEAD goes: what
+    that brings depends on what else is read meanwhile."""
     found = {}
     for key in keys:
         tile, (_, shape, dtype) = find_tile(*key), key

@@ -46,7 +46,8 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module, "EDGE", 32)  # windows of 20 have small chunks alone, those of 41 both
     monkeypatch.setattr(module, "FAR_CHUNK", 48)
     monkeypatch.setattr(module, "AHEAD", 1)
-    monkeypatch.setattr(module, "SINGLE", 0)  # chunks are shared wherever they may be
+    for name in ("SINGLE", "SINGLE_OWN"):  # chunks are shared wherever they may be
+        monkeypatch.setattr(module, name, 0)
     return module
 
 

@@ -70,7 +70,7 @@ def test_samples_are_those_of_tensor_operations(
 def test_exact_noise_is_made_for_whatever_may_win(
     spread: float, weight: float, many: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logits among which one token nearly wins by itself, or many are equals, or some are no numbers. Programs of many
+    """Logits among which one token nearly wins by itself, or some are equals, or some are no numbers. Programs of many
     rows are larger."""
     from paceline.kernels.triton import picking
 
@@ -81,9 +81,9 @@ def test_exact_noise_is_made_for_whatever_may_win(
     values = noise._gumbel(Keys(seeds, samples), POSITIONS + 1, noise.SAMPLE, 3000)
     logits = made(3000, spread)
     logits[1] -= 1e31
-    logits[1, ::70] = -(WARMTH[PLACES[1]] * weight * values[1, ::70])  # all are equals but for rounding
+    logits[1, ::70] = -(WARMTH[PLACES[1]] * weight * values[1, ::70])  # these are equals but for rounding
     logits[4, 5::7] = -INF
-    logits[4, 1024:2048] = -INF  # all of a program's
+    logits[4, 1024:2048] = -INF  # all of a smaller program's
     logits[5, 1500], logits[5, 2900] = INF, INF
     wrong = logits.clone()
     wrong[:, 2500] = float("nan")
@@ -91,6 +91,7 @@ def test_exact_noise_is_made_for_whatever_may_win(
     where = PLACES.to(device), POSITIONS.to(device)
     for given in (logits, wrong):
         how = keyed(device, noise.SAMPLE, None)._replace(weight=weight)
+        assert picking.sample_keys(given.to(device), *where, how).shape == (len(PLACES), 1 if many else 3)
         found = sample(given.to(device), *where, how).tolist()
         assert found == by_tensors(given, noise.SAMPLE, None, weight=weight).tolist()
     assert found == [-1] * len(PLACES)

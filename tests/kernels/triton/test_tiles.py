@@ -142,9 +142,7 @@ def test_a_table_that_does_not_fit_is_left_alone(device: torch.device, table: An
     assert not table
 
 
-def test_tiles_are_chosen_by_what_they_take_one_behind_another(
-    device: torch.device, table: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiles_are_chosen_by_what_they_take_one_behind_another(device: torch.device, table: Any) -> None:
     """A large one is fastest alone, and keeps the next from starting early."""
     from paceline.kernels.triton import tuning
     from paceline.kernels.triton.tiles import Shape, Tile
@@ -172,12 +170,14 @@ def test_candidates_are_what_there_is_and_the_fastest_in_every_room(
 
     one, other = ((16, Shape(64, depth, False, False), torch.bfloat16) for depth in (4096, 8192))
     small, middling, large = (Tile(16, 64, 256, stages=stages) for stages in (1, 2, 5))
-    many = {dataclasses.replace(large, group=number): 1.0 + number for number in range(9)}
-    monkeypatch.setattr(tuning, "timed", {one: {small: 20.0, middling: 30.0, **many}, other: {small: 1.0}})
+    of = {tile: [dataclasses.replace(tile, group=number) for number in range(9)] for tile in (small, middling, large)}
+    times = {tile: 10 * size + number for size, tiles in enumerate(of.values()) for number, tile in enumerate(tiles)}
+    monkeypatch.setattr(tuning, "timed", {one: dict(reversed(times.items())), other: {small: 1.0}})
     table[one] = usual = Tile(16, 32, 128)
     found = tuning.candidates_for([one, other])
     assert found[other] == [tuning.find_tile(*other), small], "nothing is known of it: the rule's"
-    assert found[one] == [usual, *list(many)[: tuning.BEST], small, middling]
+    fastest = [tile for tiles in of.values() for tile in tiles[: tuning.BEST]]
+    assert found[one] == [usual, *fastest], "so many of the slowest size, too"
 
 
 def test_lines_are_asked_for_ahead_as_far_as_a_row_goes(device: torch.device, table: Any) -> None:

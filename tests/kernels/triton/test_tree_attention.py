@@ -154,7 +154,7 @@ def test_rows_look_at_their_own_keys_abreast_and_no_bit_changes(
 ) -> None:
     """Wherever in a block the nodes begin, and where they go on in the next one, in the same chunk and another."""
     for start, splits, single, crowd in PLACES:
-        monkeypatch.setattr(abreast, "SINGLE", single)
+        monkeypatch.setattr(abreast, "SINGLE_OWN", single)
         monkeypatch.setattr(abreast, "ALIKE", 1 if crowd else 1 << 20)
         same = Same(abreast, device, dtype, heads, start)
         look = {"window": 41, "softcap": 2.0} if start in (64, 126) else {}
