@@ -185,6 +185,8 @@ def _launch(
     gathered = splits > 1 or own > 0
     own_pairs = min(pairs, (own or abreast) * shape["GROUP"] or pairs)
     few = min(m, _power(own_pairs)) if gathered else m  # one kernel for all where nothing is gathered
+    ahead = min(MOST_AHEAD, _power(chunks), AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))
+    ahead = max(2, ahead) if gathered else 2
     # Programs leave a place for each row of each tile; for each row, if those are fewer.
     room = len(tiles.first) * tiles.rows
     partial = stats = arrivals = out  # where nothing is left for another program
@@ -201,7 +203,7 @@ def _launch(
         subs=subs, splits=splits, chunks=chunks, tile_rows=tiles.rows if room < q.shape[0] else 0,
         BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block,
         M=m, FEW=few, OWN=own, ABREAST=abreast, FEW_OWN=min(FEW_OWN, block),
-        AHEAD=max(2, min(MOST_AHEAD, _power(chunks), AHEAD * 32 * options["num_warps"] // (few * shape["WIDE_PAD"]))),
+        AHEAD=ahead,
         FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
         SPLIT=splits > 1,
         SINGLE=(SINGLE_OWN if abreast else SINGLE) // shape["MAIN_PAD"] if m <= LEAST else 0,

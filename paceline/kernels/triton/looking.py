@@ -89,7 +89,7 @@ def score(
 
 
 @triton.jit
-def places_of(
+def whereabouts(
     k_at, v_at, rows, ok, k_stride, v_stride, MAIN: tl.constexpr, WIDE: tl.constexpr, MAIN_PAD: tl.constexpr,
     WIDE_PAD: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
@@ -357,10 +357,10 @@ def look(
                     )  # fmt: skip
                 rows = row_of(page, line, PAGE, SMALL)
                 # Where all lies before any is read: threads tell one another where, and would wait with what is read.
-                k_from, k_there, v_from, v_there = places_of(
+                k_from, k_there, v_from, v_there = whereabouts(
                     k_at + MAIN_AT, v_at, rows, there, k_stride, v_stride, MAIN, WIDE, MAIN_PAD, WIDE_PAD, TURNED
                 )
-                own_k_from, own_k_there, own_v_from, own_v_there = places_of(
+                own_k_from, own_k_there, own_v_from, own_v_there = whereabouts(
                     k_at + MAIN_AT, v_at, own_at, own_there, k_stride, v_stride, MAIN, WIDE, MAIN_PAD, WIDE_PAD, TURNED
                 )
                 if FEW_QUERIES:

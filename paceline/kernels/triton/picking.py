@@ -15,7 +15,6 @@ from torch import Tensor
 from paceline.kernels.rounds import Keyed
 from paceline.kernels.triton.device import PDL, begin, launching
 from paceline.kernels.triton.keys import (
-    NAN_KEY,
     NO_KEY,
     candidates,
     decided,
@@ -32,6 +31,7 @@ BLOCK, WARPS = 1024, 4  # logits of a program
 # launched behind them. Where several of a row are wanted, as many threads have the fewer candidates together.
 LARGE_BLOCK, LARGE_WARPS, BESIDE = 4096, 16, 264
 FEW = 1024  # keys of a row that one warp looks at
+NEIGHBOURS = tl.constexpr(256)  # among which noise is made exactly, if one of them may win
 CANDIDATES = 8  # times as many as are wanted: nearly always so few may be among them
 
 
@@ -157,21 +157,22 @@ def _sample_kernel(
             best = tl.max(keys_of(tl.div_rn(values, heat), ids), 0)
         else:
             rough = values * (1.0 / heat) + noise
-            wanted = may_win(rough, tl.max(rough, 0))
-            lane = tl.arange(0, BLOCK)
-            one, last = tl.min(tl.where(wanted, lane, BLOCK), 0), tl.max(tl.where(wanted, lane, -1), 0)
-            while (one <= last) & (best != NAN_KEY):  # nearly always once
-                only = part * BLOCK + one
+            top, lane = tl.max(rough, 0), tl.arange(0, BLOCK)
+            wanted = may_win(rough, top)
+            one = tl.min(tl.where(wanted, lane, BLOCK), 0)
+            while one < BLOCK:  # nearly always once: with the neighbours of one that may win, made anew
+                first = one // NEIGHBOURS * NEIGHBOURS
+                only = part * BLOCK + first + tl.arange(0, NEIGHBOURS)
                 name = only
                 if names is not None:
-                    name = tl.load(names + only).to(tl.int32)
-                value = tl.div_rn(tl.load(logits + only).to(tl.float32), heat)
-                value += weight * gumbel(bits_of(words, name), True, inverse, logarithm)
-                best = tl.maximum(best, keys_of(value, only if NUMBERS else name))
-                if one == last:
-                    one = one * 0 + BLOCK
-                else:
-                    one = tl.min(tl.where(wanted & (lane > one), lane, BLOCK), 0)
+                    name = tl.load(names + only, only < vocabulary, 0).to(tl.int32)
+                value = tl.load(logits + only, only < vocabulary, -float("inf")).to(tl.float32)
+                drawn = bits_of(words, name)
+                rivals = may_win(value * (1.0 / heat) + weight * rough_gumbel(drawn), top)
+                exact = tl.div_rn(value, heat) + weight * gumbel(drawn, rivals, inverse, logarithm)
+                found = keys_of(tl.where(rivals, exact, -float("inf")), only if NUMBERS else name)
+                best = tl.maximum(best, tl.max(found, 0))
+                one = tl.min(tl.where(wanted & (lane >= first + NEIGHBOURS), lane, BLOCK), 0)
         tl.store(keys + to, best)
     else:
         values = values * (1.0 / heat) + noise

@@ -60,7 +60,7 @@ def test_samples_are_those_of_tensor_operations(
     assert sample(wide, *where, how).tolist() == by_tensors(logits, stream, extra).tolist()
     found = sample(wide, *where, how._replace(temperature=None))
     assert found.tolist() == by_tensors(logits, stream, extra, divided=True).tolist()
-    for weight in (0.7, 0.0)[: 1 + (vocabulary < 1000)]:  # of many equals without noise all are looked at, one by one
+    for weight in (0.0, 0.7):
         found = sample(wide, *where, how._replace(weight=weight))
         assert found.tolist() == by_tensors(logits, stream, extra, weight=weight).tolist()
 
@@ -70,7 +70,7 @@ def test_samples_are_those_of_tensor_operations(
 def test_exact_noise_is_made_for_whatever_may_win(
     spread: float, weight: float, many: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logits among which one token nearly wins by itself, or some are equals, or some are no numbers. Programs of many
+    """Logits among which one token nearly wins by itself, or many are equals, or some are no numbers. Programs of many
     rows are larger."""
     from paceline.kernels.triton import picking
 
@@ -80,8 +80,7 @@ def test_exact_noise_is_made_for_whatever_may_win(
     seeds, samples, _ = SLOTS[PLACES].unbind(1)
     values = noise._gumbel(Keys(seeds, samples), POSITIONS + 1, noise.SAMPLE, 3000)
     logits = made(3000, spread)
-    logits[1] -= 1e31
-    logits[1, ::70] = -(WARMTH[PLACES[1]] * weight * values[1, ::70])  # these are equals but for rounding
+    logits[1] = -(WARMTH[PLACES[1]] * weight * values[1])  # what noise takes away: all are equals but for rounding
     logits[4, 5::7] = -INF
     logits[4, 1024:2048] = -INF  # all of a smaller program's
     logits[5, 1500], logits[5, 2900] = INF, INF
