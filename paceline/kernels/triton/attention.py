@@ -30,7 +30,7 @@ PAIRS = 64  # (row, head) of a program at most
 # most so many, as far as there is room: with two, every block is waited for in full.
 NARROW = {"num_warps": 4, "num_stages": 3}
 WIDE = {"num_warps": 8, "num_stages": 4}
-LEAST = 16  # pairs of a program at least: a tensor core's rows
+LEAST = looking.LEAST.value  # pairs of a program at least: a tensor core's rows
 BRIEF = 2  # stages of programs with no more blocks than that
 # Of nodes' programs where there are more than run at once: three to a multiprocessor instead of two.
 CROWDED = {"num_stages": BRIEF, "maxnreg": 168}

@@ -5,9 +5,8 @@ texts fill the chip, larger ones behind it, so that long texts are not mostly me
 total and acc 0); its blocks follow in ascending order: m is the largest score so far, p = 2^(score - m) rounded to the
 queries' dtype, total and acc are chained products of p with ones and with the values, scaled by 2^(old m - m) before
 each block. Chunks are merged in ascending order (`merge`), by whichever program comes last where several share them.
-Sums are left to `tl.dot`, which chains over k in ascending order in tiles of every size: `tl.sum` follows the layout.
-Multiply-adds are written out (`tl.fma`), so that no compiler fuses them here and not there. A position that a row does
-not see adds an exact zero.
+Sums are left to `tl.dot`, which chains over k in ascending order in tiles of every size: `tl.sum` follows the layout. A
+position that a row does not see adds an exact zero.
 """
 
 from __future__ import annotations
@@ -18,84 +17,23 @@ import triton.language as tl
 from paceline.kernels.triton.chunks import chunks_below, first_block, items, nth
 from paceline.kernels.triton.device import begin
 from paceline.kernels.triton.merging import gather, leave, merge, turn, write
+from paceline.kernels.triton.scoring import bend, queries, rise, score, soften
 from paceline.kernels.triton.seeing import (
     ask,
     bounds,
     fetch,
-    is_read,
     members,
     own_rows,
-    places,
     row_of,
     rows_seen_by,
+    whereabouts,
     within,
 )
 
 COLUMNS = tl.constexpr(8)  # of ones, all of which hold the same sum: the narrowest product, and waits for no wider one
 NOWHERE = tl.constexpr(1 << 30)  # behind every position
 ADDED = tl.constexpr(16)  # products that a tensor core adds at a time
-LEAST = tl.constexpr(16)  # pairs of a program that has few
-
-
-@triton.jit
-def bend(s, inner, CAPPED: tl.constexpr):
-    """tanh(s · scale / cap) under a soft cap; the cap itself is part of `factor`."""
-    if CAPPED:
-        s = 1.0 - 2.0 / (tl.exp2(s * inner) + 1.0)
-    return s
-
-
-@triton.jit
-def rise(top, m, factor):
-    """The new m where a block's largest scores are `top`, and the same for those that saw nothing yet."""
-    new = tl.maximum(m, top * factor)
-    return new, tl.where(new == float("-inf"), 0.0, new)
-
-
-@triton.jit
-def soften(s, m, factor):
-    """Masked scores [M, BLOCK] → p, the new m, and what scales all that came before."""
-    new, safe = rise(tl.max(s, 1), m, factor)
-    return tl.exp2(tl.fma(s, factor, -safe[:, None])), new, tl.exp2(m - safe)
-
-
-@triton.jit
-def queries(
-    q_row, ok, MAIN_AT: tl.constexpr, MAIN: tl.constexpr, MAIN_PAD: tl.constexpr, TAIL_AT: tl.constexpr,
-    TAIL: tl.constexpr, TAIL_PAD: tl.constexpr,
-):  # fmt: skip
-    """[M, D] in the keys' two pieces."""
-    d = tl.arange(0, MAIN_PAD)
-    q = tl.load(q_row[:, None] + (MAIN_AT + d)[None, :], mask=ok[:, None] & (d < MAIN)[None, :], other=0.0)
-    q_tail = q
-    if TAIL > 0:
-        e = tl.arange(0, TAIL_PAD)
-        q_tail = tl.load(q_row[:, None] + (TAIL_AT + e)[None, :], mask=ok[:, None] & (e < TAIL)[None, :], other=0.0)
-    return q, q_tail
-
-
-@triton.jit
-def score(
-    q, q_tail, k, tail_at, rows, stride, ok, TAIL: tl.constexpr, TAIL_PAD: tl.constexpr, TURNED: tl.constexpr = False
-):
-    """q · k: over the keys' first piece, then over what is left. TURNED: keys are columns as they come, and go to a
-    tensor core in one step; others would in many, but where a loop copies them ahead."""
-    k = k.to(q.dtype)
-    s = tl.dot(q, k if TURNED else tl.trans(k), input_precision="ieee")
-    if TAIL > 0:
-        tail = fetch(tail_at, rows, stride, ok, TAIL, TAIL_PAD, TURNED).to(q.dtype)
-        s = tl.dot(q_tail, tail if TURNED else tl.trans(tail), s, input_precision="ieee")
-    return s
-
-
-@triton.jit
-def whereabouts(
-    k_at, v_at, rows, ok, k_stride, v_stride, MAIN: tl.constexpr, WIDE: tl.constexpr, MAIN_PAD: tl.constexpr,
-    WIDE_PAD: tl.constexpr, TURNED: tl.constexpr,
-):  # fmt: skip
-    """Where rows' keys and values lie, and which are read."""
-    k_from, k_there = places(k_at, rows, k_stride, MAIN_PAD, TURNED), is_read(ok, MAIN, MAIN_PAD, TURNED)
-    return k_from, k_there, places(v_at, rows, v_stride, WIDE_PAD, False), is_read(ok, WIDE, WIDE_PAD, False)
+LEAST = tl.constexpr(16)  # pairs of a program at least: a tensor core's rows
 
 
 @triton.jit
@@ -262,11 +200,10 @@ def look(
         single = busy == 1
     # Few queries are read beside each block: keys, which are as new, would wait for them. A mask that follows from the
     # block keeps a compiler from reading them before all.
-    FEW_QUERIES: tl.constexpr = M <= LEAST
     DTYPE: tl.constexpr = q_at.dtype.element_ty
-    q_row = q_at + t * q_stride + of * (MAIN + TAIL)
-    if not FEW_QUERIES:
-        all_q, all_q_tail = queries(q_row, ok, MAIN_AT, MAIN, MAIN_PAD, TAIL_AT, TAIL, TAIL_PAD)
+    q_row, kept_q = q_at + t * q_stride + of * (MAIN + TAIL), None
+    if M > LEAST:
+        kept_q = queries(None, q_row, ok, MAIN_AT, MAIN, MAIN_PAD, TAIL_AT, TAIL, TAIL_PAD)
     ones = tl.full((BLOCK, COLUMNS), 1.0, tl.float32).to(DTYPE)
     m, seen_m = tl.full((M,), float("-inf"), tl.float32), tl.full((M,), float("-inf"), tl.float32)
     sums, seen_total = tl.zeros((M, COLUMNS), tl.float32), tl.zeros((M,), tl.float32)
@@ -275,10 +212,7 @@ def look(
         block, chunk, inside = nth(item, chunk0, far0, sharing, PER, EDGE, FAR)
         p_at = block * BLOCK + n
         rows = row_of(page, within(p_at, lo, hi), PAGE, SMALL)
-        if FEW_QUERIES:
-            q, q_tail = queries(q_row, ok & (item >= 0), MAIN_AT, MAIN, MAIN_PAD, TAIL_AT, TAIL, TAIL_PAD)
-        else:
-            q, q_tail = all_q, all_q_tail
+        q, q_tail = queries(kept_q, q_row, ok & (item >= 0), MAIN_AT, MAIN, MAIN_PAD, TAIL_AT, TAIL, TAIL_PAD)
         k = fetch(k_at + MAIN_AT, rows, k_stride, None, MAIN, MAIN_PAD)
         s = score(q, q_tail, k, k_at + TAIL_AT, rows, k_stride, None, TAIL, TAIL_PAD)
         if LATENT:
@@ -312,10 +246,7 @@ def look(
                     partial, stats, left_at, chunk - sharing + shift, chunks, mine, m, sums, acc, seen_m, seen_total,
                     seen, False, WIDE, True, WINDOW if SPLIT else 0,
                 )  # fmt: skip
-            if FEW_QUERIES:
-                q, q_tail = queries(q_row, ok & (item >= 0), MAIN_AT, MAIN, MAIN_PAD, TAIL_AT, TAIL, TAIL_PAD)
-            else:
-                q, q_tail = all_q, all_q_tail
+            q, q_tail = queries(kept_q, q_row, ok & (item >= 0), MAIN_AT, MAIN, MAIN_PAD, TAIL_AT, TAIL, TAIL_PAD)
             k = fetch(k_at + MAIN_AT, own_at, k_stride, there, MAIN, MAIN_PAD)
             if LATENT:
                 v = k
@@ -363,10 +294,7 @@ def look(
                 own_k_from, own_k_there, own_v_from, own_v_there = whereabouts(
                     k_at + MAIN_AT, v_at, own_at, own_there, k_stride, v_stride, MAIN, WIDE, MAIN_PAD, WIDE_PAD, TURNED
                 )
-                if FEW_QUERIES:
-                    q, q_tail = queries(q_row, ok & (item >= 0), MAIN_AT, MAIN, MAIN_PAD, TAIL_AT, TAIL, TAIL_PAD)
-                else:
-                    q, q_tail = all_q, all_q_tail
+                q, q_tail = queries(kept_q, q_row, ok & (item >= 0), MAIN_AT, MAIN, MAIN_PAD, TAIL_AT, TAIL, TAIL_PAD)
                 k, own_k = tl.load(k_from, k_there, 0.0), tl.load(own_k_from, own_k_there, 0.0)
                 if LATENT:
                     v, own_v = k, own_k
@@ -391,10 +319,7 @@ def look(
                 acc = tl.dot(own_p, own_v.to(q.dtype), acc, input_precision="ieee")
                 m = new
             else:
-                if FEW_QUERIES:
-                    q, q_tail = queries(q_row, ok & (item >= 0), MAIN_AT, MAIN, MAIN_PAD, TAIL_AT, TAIL, TAIL_PAD)
-                else:
-                    q, q_tail = all_q, all_q_tail
+                q, q_tail = queries(kept_q, q_row, ok & (item >= 0), MAIN_AT, MAIN, MAIN_PAD, TAIL_AT, TAIL, TAIL_PAD)
                 s = tl.full((M, BLOCK), float("-inf"), tl.float32)
                 for r in tl.range(row_begin, row_end, num_stages=1):
                     rows, there = rows_seen_by(

@@ -17,19 +17,31 @@ def places(base, rows, stride, PADDED: tl.constexpr, TURNED: tl.constexpr):
 
 @triton.jit
 def is_read(ok, WIDTH: tl.constexpr, PADDED: tl.constexpr, TURNED: tl.constexpr):
-    """Which of those are read: of rows that are ok, as far as WIDTH."""
+    """Which of those are read: of rows that are ok (None: all are), as far as WIDTH."""
     d = tl.arange(0, PADDED)
-    return ok[None, :] & (d < WIDTH)[:, None] if TURNED else ok[:, None] & (d < WIDTH)[None, :]
+    inside = (d < WIDTH)[:, None] if TURNED else (d < WIDTH)[None, :]
+    if ok is not None:
+        inside = (ok[None, :] if TURNED else ok[:, None]) & inside
+    return inside
 
 
 @triton.jit
 def fetch(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr, TURNED: tl.constexpr = False):
-    """Such values, zeros where not ok (None: all are) and behind WIDTH: 0 · NaN is NaN."""
-    if ok is not None:
-        return tl.load(places(base, rows, stride, PADDED, TURNED), is_read(ok, WIDTH, PADDED, TURNED), 0.0)
-    if WIDTH == PADDED:
-        return tl.load(places(base, rows, stride, PADDED, TURNED))
-    return tl.load(places(base, rows, stride, PADDED, TURNED), is_read(rows == rows, WIDTH, PADDED, TURNED), 0.0)
+    """Such values, zeros where none is read: 0 · NaN is NaN."""
+    at = places(base, rows, stride, PADDED, TURNED)
+    if ok is None and WIDTH == PADDED:
+        return tl.load(at)
+    return tl.load(at, is_read(ok, WIDTH, PADDED, TURNED), 0.0)
+
+
+@triton.jit
+def whereabouts(
+    k_at, v_at, rows, ok, k_stride, v_stride, MAIN: tl.constexpr, WIDE: tl.constexpr, MAIN_PAD: tl.constexpr,
+    WIDE_PAD: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    """Where rows' keys and values lie, and which are read."""
+    k_from, k_there = places(k_at, rows, k_stride, MAIN_PAD, TURNED), is_read(ok, MAIN, MAIN_PAD, TURNED)
+    return k_from, k_there, places(v_at, rows, v_stride, WIDE_PAD, False), is_read(ok, WIDE, WIDE_PAD, False)
 
 
 @triton.jit

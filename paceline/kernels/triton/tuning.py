@@ -84,7 +84,8 @@ def tune(shapes: Iterable[Shape], rows: Sequence[int], device: torch.device, dty
 def settle(candidates: dict[Key, list[Tile]], spend: Callable[[], float]) -> None:
     """Choose anew for products that follow one another in what `spend` times.
 
-    What one takes alone does not tell: programs start while others are still there, and crowd where these leave room.
+    What one takes alone does not tell: programs start while others are still there, and crowd where these leave
+    little of it.
     """
 
     def spend_with(chosen: dict[Key, Tile]) -> float:

@@ -103,7 +103,7 @@ def test_all_products_of_a_round_are_found_and_keep_the_tiles_it_is_fastest_with
 
     monkeypatch.setattr(tuning, "tune", tune)
     monkeypatch.setattr(decoding, "spend", spend)
-    monkeypatch.setattr(decoding.llm.engine.target.model.ops, "prepare", prepare, raising=False)
+    monkeypatch.setattr(decoding.llm.engine.target.model.ops, "prepare", prepare)
     before, after = script.settle(decoding, [1, 2], torch.device("cpu"))
     assert not had and [tables.measured[key] for key in keys] == [best] * len(keys)
     assert before == [3.0 * len(keys), 6.0 * len(keys)], "with what there was, not with what is best alone"
