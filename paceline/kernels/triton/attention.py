@@ -42,8 +42,9 @@ ALIKE = 33 * 4  # warps of programs with such, if their rows fit: each reads all
 SINGLE, SINGLE_OWN = 256, 128
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
-# Values a thread reads at once where chunks are merged, and of how many chunks at most: no more than there may be.
-AHEAD, MOST_AHEAD = 64, 16
+# Values a thread reads at once where chunks are merged, and of how many chunks at most: no more than there may be. So
+# many turns of that are under way.
+AHEAD, MOST_AHEAD, DEEP = 64, 8, 3
 SMALL = 1 << 31  # values that 32 bits tell apart
 LOG2E = math.log2(math.e)
 
@@ -204,6 +205,7 @@ def _launch(
         BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block,
         M=m, FEW=few, OWN=own, ABREAST=abreast, FEW_OWN=min(FEW_OWN, block),
         AHEAD=ahead,
+        DEEP=DEEP if gathered else 1,
         FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
         SPLIT=splits > 1,
         SINGLE=(SINGLE_OWN if abreast else SINGLE) // shape["MAIN_PAD"] if m <= LEAST else 0,

@@ -46,3 +46,20 @@ def nth(item, chunk0, far0, splits, PER: tl.constexpr, EDGE: tl.constexpr, FAR: 
     chunk = tl.where(behind < 0, chunk0 + item // PER * splits, far0 + behind // FAR * splits)
     inside = tl.where(behind < 0, item % PER, behind % FAR)
     return first_block(chunk, PER, EDGE, FAR) + inside, chunk, inside
+
+
+@triton.jit
+def one_kind(
+    chunk0, splits, end, split, lowest, count, busy, PER: tl.constexpr, EDGE: tl.constexpr, FAR: tl.constexpr
+):  # fmt: skip
+    """Where some of `busy` programs have several of the `count` chunks from `lowest` on: each far chunk has a program
+    of its own, and the others share the near ones, if they are enough for that. Otherwise all would wait for those
+    that have a near chunk besides. A program's first chunk, how many share that kind, and where its blocks end."""
+    NEAR: tl.constexpr = EDGE // PER
+    far = lowest + count - NEAR
+    near, others = NEAR - lowest, busy - far
+    apart = (busy < count) & (far > 0) & (near > 0) & (others * (FAR // PER) >= near)
+    is_far = split < far
+    chunk0 = tl.where(apart, tl.where(is_far, NEAR + split, lowest + split - far), chunk0)
+    splits = tl.where(apart, tl.where(is_far, far, others), splits)
+    return chunk0, splits, tl.where(apart & (split >= far), tl.minimum(end, EDGE), end)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.kernels.triton.chunks import chunks_below, first_block, items, nth
+from paceline.kernels.triton.chunks import chunks_below, first_block, items, nth, one_kind
 from paceline.kernels.triton.device import begin
 from paceline.kernels.triton.merging import gather, leave, merge, turn, write
 from paceline.kernels.triton.scoring import bend, queries, rise, score, soften
@@ -68,7 +68,7 @@ def look(
     HEADS: tl.constexpr, GROUP: tl.constexpr, MAIN_AT: tl.constexpr, MAIN: tl.constexpr, TAIL_AT: tl.constexpr,
     TAIL: tl.constexpr, WIDE: tl.constexpr, MAIN_PAD: tl.constexpr, TAIL_PAD: tl.constexpr, WIDE_PAD: tl.constexpr,
     PAGE: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr, EDGE: tl.constexpr, FAR: tl.constexpr,
-    M: tl.constexpr, FEW: tl.constexpr, AHEAD: tl.constexpr,
+    M: tl.constexpr, FEW: tl.constexpr, AHEAD: tl.constexpr, DEEP: tl.constexpr,
     END: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, TREE: tl.constexpr,
     OWN: tl.constexpr,  # rows of a program whose chunks with keys of their own have programs of their own; 0: none
     ABREAST: tl.constexpr,  # rows of a program, a power of two, whose own keys stand side by side; 0: in turn
@@ -151,6 +151,11 @@ def look(
     if split >= sharing:  # never the first of all: it has the first part of what is shared, and so waits further down
         return
     chunk0 += split  # and every `sharing`-th behind it
+    if SPLIT and OWN == 0 and WINDOW == 0:
+        chunk0, sharing, end = one_kind(
+            chunk0, sharing, end, split, lowest_chunk, end_chunk - lowest_chunk, busy, PER, EDGE, FAR
+        )
+        shared = tl.minimum(shared, end)
     table += owner * table_stride
     k_at += head.to(tl.int64) * k_head
     v_at += head.to(tl.int64) * v_head
@@ -374,7 +379,7 @@ def look(
                 begin_at, end_at = 0, 1 + end_chunk - own_chunk
             gather(
                 out_at, (first + few_row) * HEADS + few_of, partial, stats, (left + few_row) * HEADS + few_of,
-                begin_at, end_at, chunks, few, WIDE, WIDE_PAD, AHEAD, WINDOW if SPLIT else 0,
+                begin_at, end_at, chunks, few, WIDE, WIDE_PAD, AHEAD, DEEP, WINDOW if SPLIT else 0,
             )  # fmt: skip
     else:
         seen_m, seen_total, seen = merge(seen_m, seen_total, seen, m, tl.max(sums, 1), acc)

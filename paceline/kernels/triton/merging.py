@@ -57,15 +57,19 @@ def write(out_at, at, ok, total, acc, WIDE: tl.constexpr):
 @triton.jit
 def gather(
     out_at, at, partial, stats, left_at, chunk, end, chunks, ok,
-    WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, AHEAD: tl.constexpr, WINDOW: tl.constexpr,
+    WIDE: tl.constexpr, WIDE_PAD: tl.constexpr, AHEAD: tl.constexpr, DEEP: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Merge what all chunks came to, AHEAD of them read at once: the last program of a tile does it."""
+    """Merge what all chunks came to, AHEAD of them at a time: the last program of a tile does it.
+
+    DEEP: so many turns are under way, copied ahead. Read into registers, a turn's first sums would be put between its
+    reads, which then wait for one another.
+    """
     d = tl.arange(0, WIDE_PAD)
     m, total = tl.full(at.shape, float("-inf"), tl.float32), tl.zeros(at.shape, tl.float32)
     acc = tl.zeros((at.shape[0], WIDE_PAD), tl.float32)
     if WINDOW == 0:
         end = tl.minimum(end, chunks)
-    for some in range(chunk, end, AHEAD):
+    for some in tl.range(chunk, end, AHEAD, num_stages=DEEP):
         for i in tl.static_range(AHEAD):  # behind the end a chunk that nobody sees: it changes nothing
             there = ok & (some + i < end)
             if WINDOW > 0:

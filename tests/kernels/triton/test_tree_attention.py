@@ -216,6 +216,29 @@ def test_neither_tiles_nor_splits_change_a_bit(
             assert torch.equal(same.attend(q, layout, rows, splits), wanted)
 
 
+def test_programs_with_several_chunks_have_far_ones_or_near_ones_and_no_bit_changes(
+    abreast: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four near chunks of 16 positions and two or three far ones of 48, shared by too few programs for one each."""
+    for name, value in (("BLOCKS", (16, 16)), ("CHUNK", 16), ("EDGE", 64), ("FAR_CHUNK", 48)):
+        monkeypatch.setattr(abreast, name, value)
+    for start, dtype in ((126, torch.bfloat16), (110, torch.float32)):
+        same = Same(abreast, device, dtype, ONE, start)
+        for q, layout in ((same.q, same.tree), (same.chain_q, same.chain)):
+            wanted = same.attend(q, layout, 16, 1)
+            exactly = dense(q, same.cache, layout, ONE, 0.3)
+            assert (wanted.double() - exactly).abs().max() <= (2e-2 if dtype == torch.bfloat16 else 2e-6)
+            for splits in (2, 3, 4, 5):  # too few for the near ones, just enough, more, a chunk each
+                assert torch.equal(same.attend(q, layout, 16, splits), wanted), (start, splits)
+    layout = lay([Rows(140), Rows(100), Rows(30)], device)  # and where the first positions are not seen
+    layout.first = torch.tensor([40, 70, 0], device=device)
+    q, cache = fill(layout, ONE, torch.bfloat16, exact=False)
+    found = [abreast.attend(q, cache, layout, tiles(abreast, layout, 1, n), abreast.Look(ONE, 0.3)) for n in (1, 2, 3)]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert (found[0].double() - dense(q, cache, layout, ONE, 0.3)).abs().max() <= 2e-2
+    assert not abreast._arrivals(device).any()
+
+
 def test_a_cache_of_any_size_is_read_the_same(
     attention: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
