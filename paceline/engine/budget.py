@@ -95,7 +95,10 @@ class MeasuredBudget:
         seconds = record.verify_seconds + (
             0.0 if record.nodes <= self.ahead else record.draft_seconds + record.rest_seconds
         )
-        self._load(record.sequences).spend(record.nodes, max(seconds, 1e-9))
+        load, seconds = self._load(record.sequences), max(seconds, 1e-9)
+        load.spend(record.nodes, seconds)
+        if load.best not in (-1, record.nodes):
+            load.charge(seconds, self._luck.tokens(record.nodes) / self._luck.tokens(load.best))
 
     def _load(self, sequences: int) -> Load:
         size = up(sequences, FEW) or sequences | 255
@@ -145,7 +148,8 @@ class Load:
     left: int = 0  # rounds until the next decision
     rest: int = REST
     rested: int = 0
-    saved: float = 0.0  # rounds of the best that a look may cost
+    saved: float = 0.0  # rounds of the best that a look may cost; below 0: one cost more than it was thought to
+    price: float = 0.0  # of them, what a round of the latest look was thought to cost
     looks: int = 0  # and how many of them were at others than 0
     others: int = 0
 
@@ -156,6 +160,13 @@ class Load:
         self.spent[nodes] = [*self.spent.get(nodes, ())[1 - RECENT :], seconds]
         self.measured.pop(nodes, None)
         self.latest[nodes <= self.ahead] = nodes
+
+    def charge(self, seconds: float, worth: float) -> None:
+        """A round of another than the best took so long, and brought so many rounds of the best's tokens. What that
+        cost more than was thought is paid before the next look: a drafter may have had much to read first."""
+        spent = self.spent.get(self.best, [])
+        if len(spent) >= KNOWN:
+            self.saved -= max(0.0, seconds / usual(spent) - worth - max(0.0, self.price))
 
     def known(self) -> dict[int, float]:
         """Seconds: measured; else as told, and as much more, or less in proportion, as the latest took that overlapped
@@ -175,7 +186,7 @@ class Load:
         """The best, and now and then another."""
         before, first = self.arm, max(rates, key=rates.__getitem__)
         if self.best not in rates or rates[first] > CLEARLY * rates[self.best]:
-            self.best, self.rest, self.rested, self.saved = first, REST, 0, 0.0
+            self.best, self.rest, self.rested, self.saved = first, REST, 0, min(0.0, self.saved)
         self.arm = self.best
         if self.rested >= self.rest and len(rates) > 1:
             self._look(rates)
@@ -193,7 +204,8 @@ class Load:
             cost = TRIAL * (1 - rates[arm] / rates[self.best])
             if cost <= self.saved:
                 self.arm, self.looks, self.others = arm, self.looks + 1, self.others + (arm == turn)
-                self.rest, self.rested, self.saved = min(2 * self.rest, LONGEST_REST), 0, self.saved - cost
+                self.rest, self.rested = min(2 * self.rest, LONGEST_REST), 0
+                self.saved, self.price = self.saved - cost, cost / TRIAL
                 return
 
 

@@ -151,6 +151,27 @@ def test_a_look_at_plain_that_costs_too_much_as_yet_holds_up_nobody_elses() -> N
     assert looked[0] >= 2 and looked[31] >= 4
 
 
+def test_a_look_that_costs_more_than_was_thought_is_paid_before_the_next() -> None:
+    """A drafter on the host that has prompts to read first: what its rounds usually take does not say so."""
+
+    def looks(reading: float) -> int:
+        """In so many rounds at which drafts bring nothing; each first of a look reads for so long."""
+        budget, history, looked, before = measured(), EngineStats(), 0, 0
+        budget.tell({(8, nodes): 1e-3 * (1 + nodes / 10) for nodes in budget.arms})
+        for number in range(6000):
+            nodes = budget.choose(8, history)
+            seconds = 1e-3 * (1 + nodes / 10) + (reading if nodes and not before else 0.0)
+            met = tuple([[] for _ in range(8)])
+            history.add(RoundRecord(8 * (1 + nodes), 8, 0, 8 * nodes, 0, 8, 0.0, seconds, 0.0, nodes, met))
+            looked += bool(nodes and not before and number > 100)
+            before = nodes
+        return looked
+
+    assert looks(0.0) > 10
+    assert 1 <= looks(20e-3) <= 4, "twenty rounds are 1% of two thousand"
+    assert looks(200e-3) <= 1
+
+
 def test_acceptance_that_one_load_taught_serves_all() -> None:
     """What nothing is accepted of is not tried anew for each number of sequences."""
     budget, history = measured(told=True), EngineStats()
