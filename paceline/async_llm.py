@@ -35,7 +35,7 @@ class AsyncLLM:
     """
 
     def __init__(self, model: Any = UNSAID, drafter: Any = None, tokenizer: Any = None, **options: Any) -> None:
-        self.llm = LLM(model, drafter, tokenizer, **options)
+        self.llm = _Waited(model, drafter, tokenizer, **options)
         self._pump = Pump(self.llm)
         self._stop = weakref.finalize(self, self._pump.stop)  # at the latest when Python ends
 
@@ -104,6 +104,12 @@ class AsyncLLM:
         finally:
             for request in requests:
                 request.leave()
+
+
+class _Waited(LLM):
+    """One whose callers wait for every token: none should wait long for a round that reads another's prompt."""
+
+    _usual_rows = 2048
 
 
 class Stream(AsyncIterator[Chunk]):

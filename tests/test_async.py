@@ -12,8 +12,9 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+import torch
 
-from paceline import AsyncLLM, NGram, SamplingParams
+from paceline import LLM, AsyncLLM, NGram, SamplingParams
 from paceline.errors import EngineError, OptionError
 from tests.drafters.contract import SETTINGS, plain, prompts
 from tests.fakes import check_books, set_apart, tiny_model
@@ -92,6 +93,16 @@ def test_tasks_share_a_batch_and_each_gets_its_own_text(drafter: Any, behind: in
         assert max(record.sequences for record in llm.llm.engine.stats.recent) == 6
 
     run(act, behind, drafter=drafter)
+
+
+def test_rounds_are_shorter_where_somebody_waits_for_every_token() -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    with LLM(tiny_model(), device="cpu", kernels="reference", max_model_len=40) as llm:
+        assert (llm._most_rows(gpu), llm._most_rows(cpu), llm.engine.scheduler.max_batched_tokens) == (8192, 256, 256)
+    for given, wanted in (({}, (2048, 256)), ({"max_batched_tokens": 30}, (30, 30))):
+        streamed = make(**given)
+        assert (streamed.llm._most_rows(gpu), streamed.llm._most_rows(cpu)) == wanted
+        asyncio.run(streamed.close())
 
 
 def test_chat_stream_and_score_say_what_the_llm_says() -> None:

@@ -41,7 +41,8 @@ class EngineOptions:
     max_model_len: the most tokens of prompt and answer together; by default the model's own.
     max_prompt_len: the most tokens of a prompt; a longer one is refused.
     default_max_tokens: of requests without sampling parameters.
-    max_batched_tokens: the most rows of one forward; by default 256 on a CPU, else 2048.
+    max_batched_tokens: the most rows of one forward; by default 256 on a CPU, else 8192, and 2048 where texts are
+      streamed to whoever waits for them (AsyncLLM, the server).
     num_pages: pages of the cache, instead of counting what fits into memory.
     prefix_caching: share the pages of prompts that begin alike.
     budget: how much is drafted: fixed, all that the drafter may; measured, what brings most tokens a second while so
