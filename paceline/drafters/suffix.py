@@ -3,25 +3,29 @@
 This module knows committed tokens and prompt lengths, and keeps one suffix tree a sequence and one for all
 responses. It works on the host. It must not know sampling, stop tokens or how sequences are scheduled.
 
+The trees are the compiled library's where it is there, and else those of suffix_tree.py, which propose the same.
 Trees are read into when something is drafted: while nothing is, nobody pays for them. What has piled up by then is read
 over the next rounds, the texts that are least behind first.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, Self
 
-from paceline.cache.slots import Slots
+import numpy as np
+
+from paceline.cache.slots import Array, Slots
 from paceline.drafters.base import Context, Observation, QuietDrafter
-from paceline.drafters.suffix_node import Text
 from paceline.drafters.suffix_tree import Draft, Limits, SuffixTree
 from paceline.drafters.tree import Proposal
 from paceline.errors import OptionError
+from paceline.kernels.cpu import suffix as native
 from paceline.params import check_count
 
-READ, READ_EACH = 1024, 8  # tokens that are read in a round at most, and so many more for each sequence that drafts
+NAME = "suffix"
 
 
 @dataclass(frozen=True)
@@ -58,22 +62,75 @@ class Suffix:
         return SuffixDrafter(self)
 
 
+class Tree(Protocol):
+    """What a tree of either kind does. What it knows a text by is its own affair."""
+
+    def begin(self) -> Any: ...
+    def read(self, text: Any, tokens: Array) -> None: ...
+    def end(self, text: Any) -> None: ...
+
+
 @dataclass
 class Memory:
     """What is kept of one sequence."""
 
-    tree: SuffixTree
-    text: Text
+    tree: Tree
+    text: Any
     prompt_length: int
-    response: Text | None = None  # its part of the tree of all responses, from its first output token on
+    known: int = 0  # tokens that were read
+    response: Any = None  # its part of the tree of all responses, from its first output token on; None: nothing yet
 
 
 @dataclass
 class Late:
     """The end of a response whose sequence has left before it was read."""
 
-    tokens: array[int]
-    text: Text | None  # of the tree of all responses: what was read before
+    tokens: np.ndarray[Any, np.dtype[np.int32]]
+    text: Any  # of the tree of all responses: what was read before; None: nothing
+
+
+def _propose(own: list[SuffixTree], others: SuffixTree | None, context: Context, limits: Limits) -> Proposal:
+    """Each sequence's better draft: its own tree's, unless that of all responses scores higher."""
+    table = context.table
+    drafts: list[tuple[list[int], list[int]]] = []
+    for tree, slot, budget in zip(own, context.slot_list, context.budget_list):
+        limited, draft = replace(limits, max_tokens=min(limits.max_tokens, budget)), Draft()
+        if limited.max_tokens > 0:
+            length = table.length(slot)
+            tail = table.tokens.host[slot, max(0, length - tree.max_depth) : length].tolist()
+            drawn = [each.speculate(tail, limited) for each in (tree, others) if each is not None]
+            draft = max(drawn, key=lambda each: each.score)  # of equals the first
+        drafts.append((draft.tokens, draft.parents))
+    return Proposal.of_trees(drafts, table.device, NAME)
+
+
+def _propose_native(
+    own: list[native.NativeTree], others: native.NativeTree | None, context: Context, limits: Limits
+) -> Proposal:
+    """The same, in one call of the library."""
+    table, slots = context.table, context.slot_list
+    rows = list(zip(slots, table.known_lengths(slots), context.budget_list))
+    drafts = native.speculate(own, others, table.tokens.host, rows, limits, table.device)
+    return Proposal(
+        drafts.tokens, drafts.parents, drafts.sizes, drafts.chain, names=(NAME,), max_depth=drafts.max_depth
+    )
+
+
+class Kind(NamedTuple):
+    """Trees of one kind. How much is read goes by what a token takes: microseconds in Python, tenths of one else."""
+
+    read: int  # tokens that are read in a round at most
+    read_each: int  # and so many more for each sequence that drafts
+    tree: Callable[..., Tree]
+    propose: Callable[[list[Any], Any, Context, Limits], Proposal]
+
+
+PYTHON = Kind(1024, 8, SuffixTree, _propose)
+NATIVE = Kind(4096, 32, native.NativeTree, _propose_native)
+
+
+def kind_of_trees() -> Kind:
+    return PYTHON if native.suffix_library() is None else NATIVE
 
 
 class SuffixDrafter(QuietDrafter):
@@ -83,19 +140,19 @@ class SuffixDrafter(QuietDrafter):
     far counts twice among all responses, as if another request had said the same.
     """
 
-    name = "suffix"
+    name = NAME
     on_device = False
     told_late = True
 
     def __init__(self, config: Suffix) -> None:
         self.max_nodes = config.num_draft_tokens
         self.trees = config.tree
-        self._config, self._max_depth = config, config.max_tree_depth
+        self._config, self._kind = config, kind_of_trees()
         self._limits = Limits(
             config.num_draft_tokens, config.max_spec_factor, config.min_token_prob, branching=config.tree
         )
-        self._responses = (
-            SuffixTree(config.max_tree_depth, config.max_cached_requests, config.max_cached_bytes)
+        self._responses: Any = (
+            self._kind.tree(config.max_tree_depth, config.max_cached_requests, config.max_cached_bytes)
             if config.max_cached_requests and config.max_cached_bytes
             else None
         )
@@ -104,21 +161,21 @@ class SuffixDrafter(QuietDrafter):
         self._late: deque[Late] = deque()
         self._num_late = 0  # tokens
 
+    def create(self) -> Self:
+        return type(self)(self._config)
+
     def observe(self, seen: Observation) -> None:
         self._behind.update(dict.fromkeys(seen.slot_list, seen.table))
 
     def propose(self, context: Context) -> Proposal:
-        left = READ + READ_EACH * len(context.slot_list)
+        left = self._kind.read + self._kind.read_each * len(context.slot_list)
         left -= self._read_late(left // 2)
         self._behind.update(dict.fromkeys(context.slot_list, context.table))
         for count, slot in sorted([(self._num_behind(slot), slot) for slot in self._behind]):
             self._read(slot, min(count, left))
             left -= min(count, left)
-        drafts: list[tuple[list[int], list[int]]] = []
-        for slot, budget in zip(context.slot_list, context.budget_list):
-            draft = self._speculate(slot, budget, context.table)
-            drafts.append((draft.tokens, draft.parents))
-        return Proposal.of_trees(drafts, context.table.device, self.name)
+        own = [self._memories[slot].tree for slot in context.slot_list]
+        return self._kind.propose(own, self._responses, context, self._limits)
 
     def forget(self, slots: list[int]) -> None:
         for slot in slots:
@@ -127,8 +184,8 @@ class SuffixDrafter(QuietDrafter):
                 continue
             response = None if memory is None else memory.response
             if table is not None:
-                known = max(0 if memory is None else len(memory.text.tokens), table.prompt_length(slot))
-                self._put_off(Late(array("i", table.tokens.host[slot, known : table.length(slot)].tolist()), response))
+                known = max(0 if memory is None else memory.known, table.prompt_length(slot))
+                self._put_off(Late(table.tokens.host[slot, known : table.length(slot)].astype(np.int32), response))
             elif response is not None:
                 self._responses.end(response)
 
@@ -137,24 +194,23 @@ class SuffixDrafter(QuietDrafter):
 
     def _num_behind(self, slot: int) -> int:
         memory = self._memories.get(slot)
-        return self._behind[slot].length(slot) - (0 if memory is None else len(memory.text.tokens))
+        return self._behind[slot].length(slot) - (0 if memory is None else memory.known)
 
     def _read(self, slot: int, count: int) -> None:
         """Take in so many of the tokens committed since the last time."""
         table, memory = self._behind[slot], self._memories.get(slot)
         if memory is None:
-            tree = SuffixTree(self._max_depth)
-            memory = Memory(tree, tree.begin(), table.prompt_length(slot))
-            self._memories[slot] = memory
-        known = len(memory.text.tokens)
-        tokens = table.tokens.host[slot, known : known + count].tolist()
-        memory.tree.extend(memory.text, tokens)
-        output = tokens[max(memory.prompt_length - known, 0) :]
-        if output and self._responses is not None:
+            tree = self._kind.tree(self._config.max_tree_depth)
+            memory = self._memories[slot] = Memory(tree, tree.begin(), table.prompt_length(slot))
+        tokens = table.tokens.host[slot, memory.known : memory.known + count]
+        memory.tree.read(memory.text, tokens)
+        output = tokens[max(memory.prompt_length - memory.known, 0) :]
+        if len(output) and self._responses is not None:
             if memory.response is None:
                 memory.response = self._responses.begin()
-            self._responses.extend(memory.response, output)
-        if known + count >= table.length(slot):
+            self._responses.read(memory.response, output)
+        memory.known += count
+        if memory.known >= table.length(slot):
             del self._behind[slot]
 
     def _put_off(self, late: Late) -> None:
@@ -171,11 +227,12 @@ class SuffixDrafter(QuietDrafter):
         while self._late and left:
             assert self._responses is not None
             late = self._late[0]
-            late.text = late.text or self._responses.begin()
+            if late.text is None:
+                late.text = self._responses.begin()
             now, late.tokens = late.tokens[:left], late.tokens[left:]
-            self._responses.extend(late.text, now)
+            self._responses.read(late.text, now.astype(np.int64))
             self._num_late, left = self._num_late - len(now), left - len(now)
-            if not late.tokens:
+            if not len(late.tokens):
                 self._end(self._late.popleft())
         return most - left
 
@@ -183,15 +240,3 @@ class SuffixDrafter(QuietDrafter):
         self._num_late -= len(late.tokens)
         if late.text is not None and self._responses is not None:
             self._responses.end(late.text)
-
-    def _speculate(self, slot: int, budget: int, table: Slots) -> Draft:
-        limits = replace(self._limits, max_tokens=min(self._limits.max_tokens, budget))
-        if limits.max_tokens <= 0:
-            return Draft()
-        length = table.length(slot)
-        tail = table.tokens.host[slot, max(0, length - self._max_depth) : length].tolist()
-        own = self._memories[slot].tree.speculate(tail, limits)
-        if self._responses is None:
-            return own
-        others = self._responses.speculate(tail, limits)
-        return own if own.score >= others.score else others

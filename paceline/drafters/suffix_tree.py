@@ -9,6 +9,7 @@ its path occurs. Where only one suffix goes on, its path is not spelled out: a *
                                    └─ leaf: text from 3   (c)
 
 So a leaf grows with its text at no cost, and a text that resembles nothing costs little more than one leaf a token.
+These trees are drafted from where the compiled library is missing; where it is there, they say what its trees must say.
 This module knows tokens and counts. It must not know requests, slots or drafting.
 """
 
@@ -19,6 +20,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from paceline.drafters.suffix_node import (
     LEAF_BYTES,
@@ -30,6 +32,9 @@ from paceline.drafters.suffix_node import (
     Text,
     by_frequency,
 )
+
+if TYPE_CHECKING:
+    from paceline.cache.slots import Array
 
 
 @dataclass
@@ -74,6 +79,9 @@ class SuffixTree:
         self.texts.append(Text())
         self.num_bytes += TEXT_BYTES
         return self.texts[-1]
+
+    def read(self, text: Text, tokens: Array) -> None:
+        self.extend(text, tokens.tolist())
 
     def extend(self, text: Text, tokens: Iterable[int]) -> None:
         """Append tokens to a text, O(max_depth) each at most. One that was removed stays out."""

@@ -1,4 +1,4 @@
-"""The suffix drafter: what it takes in, what it keeps, what it proposes within a budget."""
+"""The suffix drafter: what it takes in, what it keeps, what it proposes within a budget; with trees of both kinds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,17 @@ from paceline.drafters.suffix import Suffix, SuffixDrafter
 from paceline.drafters.suffix_tree import Limits
 from paceline.errors import OptionError
 from tests.drafters.runs import speculate
+from tests.native import NATIVE
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, params=["python", NATIVE])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> suffix.Kind:
+    """The trees of every drafter in these tests."""
+    chosen = suffix.PYTHON if request.param == "python" else suffix.NATIVE
+    monkeypatch.setattr(suffix, "kind_of_trees", lambda: chosen)
+    return chosen
 
 
 class FakeContext:
@@ -161,10 +170,9 @@ def test_a_preempted_sequence_counts_once_more():
     assert drafter._responses.count([1, 2, 3]) == 2
 
 
-def test_nothing_is_read_before_something_is_drafted_and_then_not_all_in_one_round(monkeypatch):
+def test_nothing_is_read_before_something_is_drafted_and_then_not_all_in_one_round(kind, monkeypatch):
     """The least behind first: sequences that drafted the round before draft on."""
-    monkeypatch.setattr(suffix, "READ", 40)
-    monkeypatch.setattr(suffix, "READ_EACH", 0)
+    monkeypatch.setattr(suffix, "kind_of_trees", lambda: kind._replace(read=40, read_each=0))
     drafter, table = Suffix().create(), new_table()
     texts = [[slot * 1000 + place for place in range(50)] for slot in range(4)]
     for slot in range(3):
@@ -174,8 +182,8 @@ def test_nothing_is_read_before_something_is_drafted_and_then_not_all_in_one_rou
     drafter.forget([2])  # the response of 45 tokens is put off
 
     def read() -> list[int]:
-        known = [len(drafter._memories[slot].text.tokens) if slot in drafter._memories else 0 for slot in (0, 1, 3)]
-        return [*known, drafter._responses.root.count]
+        known = [drafter._memories[slot].known if slot in drafter._memories else 0 for slot in (0, 1, 3)]
+        return [*known, drafter._responses.count([])]
 
     table.begin(3, texts[3][:10], 10)
     found = []
@@ -254,6 +262,15 @@ def test_options_that_cannot_be_used_say_so(options, sentence):
     with pytest.raises(OptionError) as error:
         Suffix(**options)
     assert sentence in str(error.value)
+
+
+def test_a_drafter_that_stands_for_a_config_makes_fresh_ones():
+    drafter, table = Suffix(tree=True).create(), new_table()
+    table.begin(0, [1, 2, 3, 1, 2], 2)
+    drafts(drafter, table, [0], [16])
+    fresh = drafter.create()
+    assert fresh.trees and not fresh._memories and fresh._responses.count([]) == 0
+    assert drafter._responses.count([]) == 3
 
 
 def test_it_is_a_drafter():

@@ -23,7 +23,7 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")), "-mprefer-vector-width=512"]
 AMX = [*AVX512, "-mamx-tile", "-mamx-int8"]
-OPTIMISE = {"native": "-O3", "pack": "-O3", "pool": "-O2", "path_portable": "-O2"}
+OPTIMISE = {"native": "-O3", "pack": "-O3", "pool": "-O2", "suffix": "-O3", "path_portable": "-O2"}
 PATHS = {"path_avx2": AVX2, "path_avx512": AVX512, "path_amx": AMX}  # empty where the flags are not given
 
 
