@@ -93,13 +93,16 @@ class ReplayingRunner(DeviceRunner):
         return self._replay(self.captured[key], plan, handed, new, times)
 
     def _find_key(self, plan: Plan, handed: Proposal | None, shaped: Hashable | None, new: bool) -> Key | None:
-        """Of its own size; else, at the end of answers where fewer nodes fit, of a size for what the budget gives."""
+        """Of its own size; else, where fewer nodes fit or are handed over, of a size for what the budget gives, or for
+        all that the drafter may: these were captured at the start. None is: of a size for the budget."""
         most = 0 if self.drafter is None else self.drafter.max_nodes
         drawn = bool(plan.num_drafting) and handed is None  # then functions of users have a part in the drafts, too
-        key = self._key(plan, find_size(plan, most), drawn, shaped, new)
-        if key is None or key in self.captured or handed is not None:
-            return key
-        return self._key(plan, find_size(plan, most, plan.budget), drawn, shaped, new)
+        tried = list[Key | None]()
+        for least in (0, plan.budget, most):
+            tried.append(self._key(plan, find_size(plan, most, least), drawn, shaped, new))
+            if tried[-1] is None or tried[-1] in self.captured:
+                return tried[-1]
+        return tried[1]
 
     def _key(self, plan: Plan, size: Size | None, drawn: bool, shaped: Hashable | None, new: bool) -> Key | None:
         """None: the round is not to be captured."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import random
 from typing import Any
 
 import pytest
 
 from paceline import LLM, Eagle, FirstOf, NGram, SamplingParams, Suffix
+from paceline.engine.budget import MeasuredBudget
 from paceline.engine.replaying import Key, ReplayingRunner
+from paceline.engine.stats import EngineStats
 from paceline.testing import prompts, tiny_llm
 from tests.drafters.tiny_eagle import tiny_eagle
 
@@ -44,6 +48,35 @@ def test_after_the_start_nothing_is_captured_for_greedy_requests_or_any_temperat
     assert keys_of(llm) == known
     tokens(llm, NARROW)
     assert keys_of(llm) > known, "what is unusual is captured when it is first needed"
+
+
+class InTurns:
+    """A budget of every number of nodes that a measured one may choose."""
+
+    def __init__(self, arms: list[int]) -> None:
+        self.arms = itertools.cycle(arms)
+
+    def choose(self, num_running: int, history: EngineStats) -> int:
+        return next(self.arms)
+
+
+LONG = Suffix(max_cached_requests=0, max_spec_factor=4.0, min_token_prob=0.0)
+
+
+@pytest.mark.parametrize("drafter", [LONG, NGram(16, min_match=1)], ids=["suffix", "ngram"])
+def test_whatever_a_measured_budget_allows_or_a_host_drafter_hands_over_was_captured_at_the_start(drafter: Any) -> None:
+    """Proposals of up to 16 are of any length, beside prompts too; sizes are captured for few."""
+    llm = tiny_llm(behind=1, captured=True, max_num_seqs=4, max_batched_tokens=128, max_model_len=200)
+    llm.engine.budget_kind = "measured"
+    llm.set_drafter(drafter)
+    assert list(llm.engine.warm_up()) and isinstance(llm.engine.budget, MeasuredBudget)
+    known, llm.engine.budget = keys_of(llm), InTurns(llm.engine.budget.arms)
+    chooser = random.Random(1)
+    asked = [[chooser.randrange(5, 40) for _ in range(6)] * chooser.randrange(2, 8) for _ in range(24)]
+    llm.generate(asked, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    assert keys_of(llm) == known
+    drafted = [record for record in llm.engine.stats.recent if record.proposed]
+    assert len({record.proposed for record in drafted}) > 5 and any(record.nodes is None for record in drafted)
 
 
 def test_whoever_comes_first_a_captured_round_serves_every_temperature_and_greed() -> None:
