@@ -24,8 +24,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
-import json
 import math
 import tempfile
 import time
@@ -37,31 +35,25 @@ from typing import Any
 import torch
 from gpu_common import (
     BATCHES,
-    LONG,
     PROMPT,
     REACH,
     REACH_ROUNDS,
     THEIRS,
     Bench,
     Row,
-    asking,
-    greedy,
     per_round,
     random_prompts,
-    rounds_of,
-    timed,
 )
-from gpu_drafters import Fixed
 from gpu_exact import exact
 from gpu_peer import vllm
+from gpu_profile import known_rounds, profile
 from gpu_serving import serving
 from gpu_speed import fast, head, long, lookup, transformers
 
-from paceline import LLM, Eagle
+from paceline import LLM
 from paceline.bench import machine, results
 
 RESULTS = Path(__file__).parent / "results"
-IDLE = "none"  # of the kernels runs
 HIDDEN = (
     "output",
     "minutes",
@@ -112,103 +104,6 @@ def verify(bench: Bench) -> Iterator[Row]:
                 yield {"shape": shape, "batch": batch, "round": name, **found, **told}
 
 
-def known_rounds(bench: Bench, llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
-    """Drafters of rounds whose luck is known, and the EAGLE-shaped one."""
-    _, outputs = timed(llm, prompts, greedy(24 if bench.quick else 176))
-    recorded = {tuple(output.prompt_token_ids): output.outputs[0].token_ids for output in outputs}
-    return {
-        "8 rows, all accepted": Fixed(recorded, 7, right=True),
-        "8 rows, none accepted": Fixed(recorded, 7, right=False),
-        "EAGLE-shaped, 5 drafts": Eagle(bench.head(bench.options.shapes[0]), 5),
-        "EAGLE-shaped, fixed tree of 15": Eagle(bench.head(bench.options.shapes[0]), 15, tree="static"),
-        "EAGLE-shaped, grown tree of 15": Eagle(bench.head(bench.options.shapes[0]), 15, tree="dynamic", depth=2),
-    }
-
-
-def profile(bench: Bench) -> Iterator[Row]:
-    """The kernels of a round, by what each adds to its end: they overlap.
-
-    With --head also of the small model's rounds, sampled: there they are drawn as well.
-    """
-    shape = bench.options.shapes[0]
-    for batch in bench.batches(1, 64):
-        alike = {"max_num_seqs": batch, "budget": "fixed", "num_pages": batch * 65 + 64}
-        make = functools.partial(bench.dummy, shape, **alike)
-        with make() as llm:
-            prompts = random_prompts(batch, 16 if bench.quick else PROMPT, llm.config.vocab_size)
-            known = known_rounds(bench, llm, prompts) if batch == 1 else {}
-        rounds = {"plain": None, **{name: drafter for name, drafter in known.items() if "all" not in name}}
-        yield from _profile(bench, {"shape": shape, "batch": batch}, make, prompts, rounds)
-    for batch in bench.batches(1, 16) if bench.options.head else ():
-        length = 128 if bench.quick else 1024
-        alike = {"max_num_seqs": batch, "budget": "fixed", "max_model_len": length}
-        make = functools.partial(bench.llm, bench.options.small, num_pages=batch * (length // 16 + 1), **alike)
-        with make() as llm:
-            texts = [] if llm.tokenizer is None else bench.texts("mt_bench.jsonl")
-            prompts = asking(llm, texts, batch, 24 if bench.quick else LONG)
-            name = Path(llm.engine.target.origin).name
-        rounds = {"plain": None, **bench.heads(3)}
-        yield from _profile(bench, {"shape": name, "batch": batch}, make, prompts, rounds, temperature=0.8, seed=0)
-
-
-def _profile(
-    bench: Bench,
-    told: dict[str, Any],
-    make: Callable[[], LLM],
-    prompts: list[list[int]],
-    rounds: dict[str, Any],
-    **sampling: Any,
-) -> Iterator[Row]:
-    """Of rounds with each drafter."""
-
-    with make() as llm:
-        for name, drafter in rounds.items():
-            llm.set_drafter(drafter)
-            spent = per_round(llm, prompts, bench.options.turns, bench.quick, **sampling)["ms"]
-            sums = _kernels(llm, prompts, (24, 8) if bench.quick else (96, 64), **sampling)
-            idle = sums.pop(IDLE, 0.0)
-            kernels = sorted(((said[:80], ms) for said, ms in sums.items() if ms > 0), key=lambda item: -item[1])
-            row = {**told, "round": name, "step_ms": spent, "kernels_ms": sum(sums.values()), "idle_ms": idle}
-            row |= {"kernels": [{"kernel": said, "ms": ms} for said, ms in kernels[:40]], "sampling": sampling}
-            figures = f"{spent:.3f} ms a round; profiled {row['kernels_ms']:.3f} in kernels, {idle:.3f} between them"
-            print(f"{told['shape']}, {told['batch']} sequences, {name}: {figures}", flush=True)
-            yield row
-
-
-def _kernels(llm: LLM, prompts: list[list[int]], sizes: tuple[int, int], **sampling: Any) -> dict[str, float]:
-    """Milliseconds that each adds to a round, by its name and how many programs it has: of the rounds between two sizes
-    of an answer, the smaller of which is reached when all prompts are read."""
-    activity = torch.profiler.ProfilerActivity
-    kinds = [activity.CPU, *([activity.CUDA] if torch.cuda.is_available() else [])]
-    sums: dict[str, float] = {}
-    found = []
-    for size, sign in zip(sizes, (1, -1)):
-        with torch.profiler.profile(activities=kinds, acc_events=True) as profiler:
-            _, outputs = timed(llm, prompts, greedy(size, **sampling))
-        with tempfile.TemporaryDirectory() as folder:
-            profiler.export_chrome_trace(f"{folder}/trace.json")
-            events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
-        found.append((sign, rounds_of(outputs), [event for event in events if event.get("cat") == "kernel"]))
-    rounds = found[0][1] - found[1][1]
-    for sign, _, events in found:
-        for name, microseconds in added(events):
-            sums[name] = sums.get(name, 0.0) + sign * microseconds / 1e3 / rounds
-    return sums
-
-
-def added(events: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
-    """Of kernels that overlap, and end in the order they began, by how much each ended later than all before it; and
-    when none ran."""
-    now = -math.inf
-    for event in sorted(events, key=lambda event: (event["ts"] + event["dur"], event["ts"])):
-        end = event["ts"] + event["dur"]
-        if now > -math.inf:
-            yield IDLE, max(0.0, event["ts"] - now)
-        now = max(now, event["ts"])
-        yield f"{event['name']}, {math.prod(event['args'].get('grid', [1]))} programs", end - now
-        now = end
-
-
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "steps": steps,
     "verify": verify,
@@ -240,9 +135,9 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=[], metavar="PART", help=f"{', '.join(PARTS)}; or all")
     parser.add_argument("--data", help="a folder with files of prompts")
-    parser.add_argument("--small", default="smollm2-135m", help="a model with real weights")
+    parser.add_argument("--small", default="smollm2-135m", help="a model with real weights; none: do without")
     parser.add_argument("--large", default="qwen2.5-coder-1.5b", help="a larger one; none: do without")
-    parser.add_argument("--draft", help="a draft model for the small one; itself unless given")
+    parser.add_argument("--draft", help="a draft model; the small one unless given")
     parser.add_argument("--head", help="an EAGLE head of the small one")
     parser.add_argument(
         "--grown", nargs="+", type=sizes, default=[(31, 8, 2)], metavar="NODES,TOP_K,DEPTH", help="its trees"
@@ -258,7 +153,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each answer")
     parser.add_argument("--answer", type=int, default=416, help="the same of head: it guesses better later in a text")
     parser.add_argument("--alone", type=int, default=32, help="prompts that exact asks one at a time too")
-    parser.add_argument("--rates", nargs="+", type=float, default=[1.0, 4.0, 8.0], help="requests a second")
+    parser.add_argument("--rates", nargs="+", type=float, default=[4.0, 18.0], help="requests a second")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no more is begun after so many, of all parts")
     parser.add_argument("--revision", help="of the code, where no repository tells it")
     parser.add_argument("--quick", action="store_true", help="tiny shapes and few tokens: no figure means anything")

@@ -60,6 +60,11 @@ class Bench:
     def quick(self) -> bool:
         return bool(self.options.quick)
 
+    @property
+    def models(self) -> list[str]:
+        """With real weights."""
+        return [model for model in (self.options.small, self.options.large) if model != "none"]
+
     def batches(self, *usual: int) -> list[int]:
         """Sequences at a time: those asked for, else a part's own."""
         return list(self.options.batches or usual)

@@ -24,7 +24,7 @@ def exact(bench: Bench) -> Iterator[Row]:
     hit the prefix cache. What is compared with: plain decoding with room for all, nobody's prefix shared.
     """
     same = texts = 0
-    for model in [bench.options.small, *([] if bench.options.large == "none" else [bench.options.large])]:
+    for model in bench.models:
         for row in check_model(bench, model):
             assert row["texts"] > 0
             same, texts = same + row["identical"], texts + row["texts"]
@@ -59,13 +59,13 @@ def check_model(bench: Bench, model: str) -> Iterator[Row]:
 def drafters(bench: Bench, model: str) -> dict[str, Any]:
     options = bench.options
     small = model == options.small
-    draft = DraftModel(options.draft or model, 3) if small else DraftModel(options.small, 3, cross_vocabulary=True)
+    draft = options.draft or options.small
     found: dict[str, Any] = {
         "none": None,
         "ngram": NGram(5, 1, 3),
         "suffix": Suffix(),
         "suffix, trees": Suffix(tree=True),
-        "draft model": draft,
+        "draft model": DraftModel(draft, 3, cross_vocabulary=not small),
         "replay, chains": Replay({}, 4),
         "replay, trees": Replay({}, 4, 3),
     }
@@ -81,9 +81,9 @@ def _answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -
 
 
 def _few_pages(prompts: list[list[int]], new: int, length: int) -> int:
-    """Two thirds of what the crowd would take, and at least one sequence of full length."""
-    each = sorted(-(-(len(ids) + new) // 16) for ids in prompts)[-BESIDE:]
-    return max(sum(each) * 2 // 3, length // 16 + 2)
+    """Two thirds of what a crowd usually takes, and at least one sequence of full length."""
+    each = [-(-(len(ids) + new) // 16) for ids in prompts]
+    return max(sum(each) * min(BESIDE, len(each)) * 2 // (3 * len(each)), length // 16 + 2)
 
 
 def _check(

@@ -14,7 +14,8 @@ from gpu_peer import ask_vllm
 from paceline import AsyncLLM
 
 INPUT, OUTPUT = 2048, 300
-CROWD = 64  # requests, and how many run at the same time
+CROWD = 256  # sequences that may run at the same time
+SECONDS = 14.0  # for which requests arrive: about as long as an answer takes where half the rounds read prompts
 BEFORE = 4  # more, asked before: whatever is made once is made then
 
 
@@ -22,24 +23,28 @@ def serving(bench: Bench) -> Iterator[Row]:
     """A row for each rate: ours one after the other, then vLLM's."""
     shape = bench.options.shapes[0]
     taken, new = (24, 8) if bench.quick else (INPUT, OUTPUT)
-    count = 6 if bench.quick else min(bench.options.prompts, CROWD)
     rates = [20 * bench.options.rates[0]] if bench.quick else bench.options.rates
     length = taken + new + 64
     model = bench.shape(shape, length)
     options = {"load_format": "dummy", "max_model_len": length, "max_num_seqs": CROWD}
     runs = [{"name": "before", "due": [0.0] * BEFORE}]
-    runs += [{"name": f"{rate:g}", "due": arrivals(count, rate)} for rate in rates]
+    for rate in rates:
+        count = 6 if bench.quick else min(bench.options.prompts, round(SECONDS * rate))
+        runs.append({"name": f"{rate:g}", "due": arrivals(count, rate)})
     for number, run in enumerate(runs):
         run |= {"prompts": random_prompts(len(run["due"]), taken, 256 if bench.quick else 49152, number), "new": new}
-    told = {"shape": shape, "input": taken, "output": new, "requests": count}
+    told = {
+        f"{rate:g}": {"shape": shape, "rate": rate, "input": taken, "output": new, "requests": len(run["due"])}
+        for rate, run in zip(rates, runs[1:])
+    }
     with contextlib.closing(_ours(bench, model, options, runs)) as ours:  # before vLLM's begins
         for rate, found in zip([None, *rates], ours):
             if rate is not None:
-                yield _row("paceline", {**told, "rate": rate}, found)
+                yield _row("paceline", told[f"{rate:g}"], found)
     if bench.options.peer_python:
         answered = ask_vllm(bench, {"model": model, **options, "seed": 0}, [], runs)
         for rate in rates:
-            yield _row("vLLM", {**told, "rate": rate}, answered[f"{rate:g}"])
+            yield _row("vLLM", told[f"{rate:g}"], answered[f"{rate:g}"])
 
 
 def _ours(bench: Bench, model: str, options: Row, runs: list[Row]) -> Generator[Row]:

@@ -29,6 +29,7 @@ from gpu_common import (
     timed,
 )
 from gpu_peer import FIRST, export
+from gpu_profile import kernels_of
 
 from paceline import LLM, NGram, Suffix
 from paceline.bench import peers
@@ -54,13 +55,12 @@ def head(bench: Bench) -> Iterator[Row]:
 
 def lookup(bench: Bench) -> Iterator[Row]:
     """N-gram and suffix against plain decoding, by kind of prompt. Suffix knows no answers but its own."""
-    models = [bench.options.small, *([] if bench.options.large == "none" else [bench.options.large])]
     asked = {
         "summarisation": (("spec_bench.jsonl",), ("summarization",)),
         "retrieval": (("spec_bench.jsonl",), ("rag",)),
         "HumanEval": (("humaneval.jsonl.gz",), ()),
     }
-    for model, batch in itertools.product(models, bench.batches(1, 8, 64)):
+    for model, batch in itertools.product(bench.models, bench.batches(1, 8, 64)):
         drafters = {"ngram": NGram(), "suffix": Suffix(max_cached_requests=0)}
         with _sides(bench, model, batch, drafters) as sides:
             for kind, (files, category) in asked.items():
@@ -85,7 +85,7 @@ def _race(
     """All sides take turns at the same batches of prompts; the first turn is not counted."""
     plain = sides["plain"]
     new = 12 if bench.quick else new
-    count = max(batch, min(bench.options.prompts, len(texts) or batch, 4 * batch if batch > 8 else 24))
+    count = max(batch, min(bench.options.prompts, len(texts) or batch, 4 * batch if batch > 8 else 16))
     prompts = asking(plain, texts, count, new)
     params = [greedy(new, temperature=temperature, seed=number, ignore_eos=False) for number in range(count)]
     spent: dict[str, list[float]] = {name: [] for name in sides}
@@ -171,20 +171,19 @@ def _cost(shape: str, what: str, batch: int, times: list[float]) -> Row:
 
 
 def long(bench: Bench) -> Iterator[Row]:
-    """A step after a long text against one after a short: what is between them is attention to the cache."""
+    """A step after a long text: its attention's kernels, and by how much it is longer than one after a short text."""
     shape = bench.options.shapes[0]
     far = 256 if bench.quick else LONG_CONTEXT
-    llm = bench.dummy(shape, max_model_len=far + 256, max_num_seqs=1, max_batched_tokens=None if bench.quick else 8192)
+    llm = bench.dummy(shape, max_model_len=far + 256, max_num_seqs=1, prefix_caching=True)  # texts are read once
     model = llm.engine.target.model
     row_bytes = sum(spec.row_bytes for spec in model.layer_specs(llm.engine.target.dtype))
     bandwidth = _bandwidth(bench)
     short = 32 if bench.quick else 512
-    found = {
-        size: per_round(llm, random_prompts(1, size, llm.config.vocab_size), bench.options.turns, bench.quick)["ms"]
-        for size in (short, far)
-    }
-    reading = 1e3 * row_bytes * (far - short) / bandwidth
-    spent = found[far] - found[short]
+    asked = {size: random_prompts(1, size, llm.config.vocab_size) for size in (short, far)}
+    found = {size: per_round(llm, asked[size], bench.options.turns, bench.quick)["ms"] for size in asked}
+    kernels = kernels_of(llm, asked[far], (24, 8) if bench.quick else (96, 64))
+    spent = sum(ms for name, ms in kernels.items() if name.startswith("look,"))
+    reading = 1e3 * row_bytes * far / bandwidth
     row = {
         "shape": shape,
         "context": far,
@@ -192,6 +191,7 @@ def long(bench: Bench) -> Iterator[Row]:
         "short_context": short,
         "short_step_ms": found[short],
         "attention_ms": spent,
+        "longer_ms": found[far] - found[short],
         "cache_read_ms": reading,
         "ratio": spent / reading,
         "reach": LONG_REACH,

@@ -118,7 +118,7 @@ def test_vllm_is_served_the_same_requests_at_the_same_times(
     assert [row["who"] for row in rows] == ["paceline", "vLLM"]
     assert [row["requests"] for row in rows] == [6, 6] and "rounds" not in rows[1]
     text = figures.render("gpu_serving", tmp_path / "results")
-    assert text.index("| 20 | paceline |") < text.index("| 20 | vLLM |")
+    assert text.index("| 80 | 6 | paceline |") < text.index("| 80 | 6 | vLLM |")
     assert (tmp_path / "path" / "vllm" / "shut-down").exists()
 
 
