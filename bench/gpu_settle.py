@@ -61,10 +61,10 @@ class Decoding:
         synchronize()
         self.plan = plan
         self.usual: Key = next(key for key in plan.found.values() if key is not None)
-        self._lengthen(length)
+        self.lengthen(length)
 
     @torch.inference_mode()
-    def _lengthen(self, length: int) -> None:
+    def lengthen(self, length: int) -> None:
         table, slots = self.table, torch.tensor(self.plan.slots, device=self.table.device)
         pages, size = table.pages.tensor, self.llm.engine.cache.pool.block_size
         width = min(-(-(length + ROOM) // size), pages.shape[1])

@@ -122,3 +122,26 @@ def test_a_tile_that_has_no_room_in_a_round_takes_for_ever(
     decoding = decoding_of(script)
     monkeypatch.setattr(decoding.runner, "_remember", fail)
     assert decoding.spend(1) == float("inf")
+
+
+def test_rounds_of_every_length_are_replayed_with_every_setting_of_attention(
+    script: ModuleType, tables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.kernels.triton import attention
+
+    looks = load("bench/gpu_looks.py")
+    assert all(isinstance(getattr(attention, name), int) for name in looks.NAMES)
+    decoding, usual, seen = decoding_of(script), attention.SINGLE, list[tuple[int, int]]()
+
+    def spend(count: int) -> float:
+        seen.append((int(decoding.lengths[decoding.plan.slots[0]]), attention.SINGLE))
+        return count / 100
+
+    monkeypatch.setattr(decoding, "spend", spend)
+    rows = list(looks.spend(decoding, 2, [20, 30], [{}, {"SINGLE": 7}]))
+    assert [(length, given.get("SINGLE", usual)) for length, given, _ in rows] == seen
+    assert seen == [(20, usual), (20, 7), (30, usual), (30, 7)] and {seconds for *_, seconds in rows} == {0.02}
+    assert looks.setting("SINGLE=7,WARPS=132") == {"SINGLE": 7, "WARPS": 132} and usual == attention.SINGLE
+    for wrong in ("CHUNK=64", "SINGLE", "SINGLE=-1"):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"'{wrong}' is none; allowed: NAME=NUMBER, of WARPS"):
+            looks.setting(wrong)
