@@ -164,6 +164,10 @@ class SuffixDrafter(QuietDrafter):
     def create(self) -> Self:
         return type(self)(self._config)
 
+    def __deepcopy__(self, memo: object) -> Self:
+        """As a part of another drafter that is made afresh: the library's trees cannot be copied."""
+        return self.create()
+
     def observe(self, seen: Observation) -> None:
         self._behind.update(dict.fromkeys(seen.slot_list, seen.table))
 

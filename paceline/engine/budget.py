@@ -29,6 +29,7 @@ CLEARLY = 1.03  # so much better must another be
 HOPE = 0.8  # what brings less of the best's is not looked at again, if there are others; 0 always is
 REST, LONGEST_REST = 64, 256  # rounds between two looks at others; twice as many each time
 LOOKS = 0.01  # of what the best brings may be lost by them
+OWED = 25.0  # rounds of the best: what looks cost too much is paid for no longer than that takes
 
 
 class Budget(Protocol):
@@ -166,7 +167,8 @@ class Load:
         cost more than was thought is paid before the next look: a drafter may have had much to read first."""
         spent = self.spent.get(self.best, [])
         if len(spent) >= KNOWN:
-            self.saved -= max(0.0, seconds / usual(spent) - worth - max(0.0, self.price))
+            more = seconds / usual(spent) - worth - max(0.0, self.price)
+            self.saved = max(self.saved - max(0.0, more), -OWED)
 
     def known(self) -> dict[int, float]:
         """Seconds: measured; else as told, and as much more, or less in proportion, as the latest took that overlapped

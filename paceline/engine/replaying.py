@@ -93,12 +93,12 @@ class ReplayingRunner(DeviceRunner):
         return self._replay(self.captured[key], plan, handed, new, times)
 
     def _find_key(self, plan: Plan, handed: Proposal | None, shaped: Hashable | None, new: bool) -> Key | None:
-        """Of its own size; else, where fewer nodes fit or are handed over, of a size for what the budget gives, or for
-        all that the drafter may: these were captured at the start. None is: of a size for the budget."""
+        """Of its own size; else, where fewer nodes fit or are handed over, of a size for what the budget gives; beside
+        prompts, whose rounds are large anyway, for all that the drafter may. None is captured: of the budget's."""
         most = 0 if self.drafter is None else self.drafter.max_nodes
         drawn = bool(plan.num_drafting) and handed is None  # then functions of users have a part in the drafts, too
         tried = list[Key | None]()
-        for least in (0, plan.budget, most):
+        for least in (0, plan.budget) if plan.decodes else (0, plan.budget, most):
             tried.append(self._key(plan, find_size(plan, most, least), drawn, shaped, new))
             if tried[-1] is None or tried[-1] in self.captured:
                 return tried[-1]

@@ -14,9 +14,10 @@ import torch
 
 from paceline.cache.slots import Slots
 from paceline.drafters import suffix
-from paceline.drafters.base import Observation
+from paceline.drafters.base import Context, Observation, QuietDrafter
 from paceline.drafters.suffix import Suffix, SuffixDrafter
 from paceline.drafters.suffix_tree import Draft, Limits, SuffixTree
+from paceline.drafters.tree import Proposal
 from paceline.kernels.cpu import suffix as native
 from paceline.kernels.cpu.suffix import NativeTree
 from tests.native import needs_native
@@ -159,6 +160,58 @@ def test_a_tree_without_texts_takes_nothing() -> None:
     assert tree.count([]) == 0 and tree.num_bytes < 1000
 
 
+@pytest.mark.parametrize(("depth", "alphabet"), [(3, 2), (4, 3), (24, 50), (6, 2000)])
+def test_what_ends_and_what_is_removed_gives_its_memory_back(depth: int, alphabet: int) -> None:
+    rng, tree, texts = random.Random(2), NativeTree(depth, max_texts=5), list[list[int]]()
+    for _ in range(60):
+        text = tree.begin()
+        texts.append([rng.randrange(alphabet) for _ in range(rng.randint(1, 200))])
+        read(tree, text, texts[-1])
+        before = tree.num_bytes
+        tree.end(text)
+        assert tree.num_bytes < before
+    fresh = NativeTree(depth)
+    for tokens in texts[-5:]:
+        text = fresh.begin()
+        read(fresh, text, tokens)
+        fresh.end(text)
+    assert tree.num_bytes <= 1.5 * fresh.num_bytes
+    for _ in range(5):
+        tree.begin()
+    assert tree.count([]) == 0 and tree.num_bytes < 1000
+
+
+def test_tables_shrink_and_paths_that_one_text_is_left_on_are_folded() -> None:
+    wide = NativeTree(2, max_texts=2)
+    read(wide, wide.begin(), [token for child in range(2000) for token in (7, child)])
+    read(wide, wide.begin(), [7, 1, 7, 2, 7, 3])
+    read(wide, wide.begin(), [1])
+    assert wide.count([7]) == 3 and wide.num_bytes < 2000, "a table of two thousand takes a hundred thousand"
+    tokens = list(range(200))
+    twice, once = NativeTree(24, max_texts=2), NativeTree(24)
+    read(once, once.begin(), tokens)
+    for _ in range(2):
+        read(twice, twice.begin(), tokens)
+    read(twice, twice.begin(), [1])
+    assert twice.count(tokens[:24]) == 1 and twice.num_bytes < 6 * once.num_bytes, (
+        "spelled out it takes 23 times as many"
+    )
+
+
+def test_a_text_that_has_ended_or_never_begun_takes_no_tokens() -> None:
+    tree = NativeTree(4, max_texts=2)
+    text = tree.begin()
+    read(tree, text, [1, 2])
+    tree.end(text)
+    for number in (text, text + 1, 10**9, -1):
+        read(tree, number, [1, 2, 3])  # type: ignore[arg-type]
+        tree.end(number)
+    assert tree.count([]) == 2 and tree.count([1, 2]) == 1 and not tree.count([3])
+    for _ in range(3):
+        tree.begin()
+    assert not tree.count([])
+
+
 def test_bytes_stay_within_their_limit_and_the_newest_text_is_known() -> None:
     rng, limit = random.Random(3), 60_000
     tree = NativeTree(8, max_bytes=limit)
@@ -275,6 +328,22 @@ def test_a_drafter_proposes_the_same_with_both_kinds_of_tree(branching: bool, mo
             for drafter in drafters:
                 drafter.reset()
     assert nodes > 500
+
+
+def test_another_drafters_part_is_made_afresh() -> None:
+    @dataclass
+    class Both(QuietDrafter):
+        inner: SuffixDrafter
+        name = "both"
+        max_nodes = 4
+
+        def propose(self, context: Context) -> Proposal:
+            return self.inner.propose(context)
+
+    held = Both(Suffix().create())
+    made = held.create()
+    assert made.inner is not held.inner and made.inner._config == held.inner._config
+    assert made.inner._responses is not held.inner._responses
 
 
 def test_without_the_library_the_trees_are_those_in_python(monkeypatch: pytest.MonkeyPatch) -> None:

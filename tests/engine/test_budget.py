@@ -169,7 +169,7 @@ def test_a_look_that_costs_more_than_was_thought_is_paid_before_the_next() -> No
 
     assert looks(0.0) > 10
     assert 1 <= looks(20e-3) <= 4, "twenty rounds are 1% of two thousand"
-    assert looks(200e-3) <= 1
+    assert 1 <= looks(200e-3) <= 2, "but nobody waits for ever for what was one pause"
 
 
 def test_acceptance_that_one_load_taught_serves_all() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, Eagle, FirstOf, NGram, SamplingParams, Suffix
-from paceline.engine.budget import MeasuredBudget
+from paceline.engine.budget import FixedBudget, MeasuredBudget
 from paceline.engine.replaying import Key, ReplayingRunner
 from paceline.engine.stats import EngineStats
 from paceline.testing import prompts, tiny_llm
@@ -77,6 +77,17 @@ def test_whatever_a_measured_budget_allows_or_a_host_drafter_hands_over_was_capt
     assert keys_of(llm) == known
     drafted = [record for record in llm.engine.stats.recent if record.proposed]
     assert len({record.proposed for record in drafted}) > 5 and any(record.nodes is None for record in drafted)
+
+
+def test_fewer_nodes_that_nobody_captured_have_rounds_of_their_own_where_nothing_but_decoding_is_done() -> None:
+    """All that the drafter may would be captured, and would cost that much more in every round."""
+    llm = tiny_llm(behind=1, captured=True, max_num_seqs=8, max_batched_tokens=16, max_model_len=200)
+    llm.set_drafter(NGram(16, min_match=1))
+    assert list(llm.engine.warm_up())
+    llm.engine.budget = FixedBudget(3)
+    llm.generate([[5, 6, 7, 8] * 3] * 8, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    decoding = {record.rows for record in llm.engine.stats.recent if record.nodes is not None and record.sequences == 8}
+    assert decoding == {8 * 4}
 
 
 def test_whoever_comes_first_a_captured_round_serves_every_temperature_and_greed() -> None:

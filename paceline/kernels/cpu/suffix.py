@@ -68,7 +68,7 @@ def suffix_library() -> ctypes.CDLL | None:
 class NativeTree:
     """Counts over the texts begun and not yet removed; past `max_texts` or `max_bytes` the oldest are removed.
 
-    A text is a number. One that was removed takes no more tokens.
+    A text is a number. One that was removed, or has ended, takes no more tokens.
     """
 
     def __init__(self, max_depth: int, max_texts: int | None = None, max_bytes: int | None = None) -> None:

@@ -42,8 +42,8 @@ ALIKE = 33 * 4  # warps of programs with such, if their rows fit: each reads all
 SINGLE, SINGLE_OWN = 256, 128
 LONG = 128  # rows of a tile of a longer span; spans of fewer are one tile
 MOST_SHARED = 1 << 16  # tiles and heads whose chunks several programs share
-# Values a thread reads at once where chunks are merged, and of how many chunks at most: no more than there may be. So
-# many turns of that are under way.
+# Values a thread reads at once where chunks are merged, and of how many chunks at most: no more than there may be. DEEP
+# turns of that are under way at once, if there is room for them.
 AHEAD, MOST_AHEAD, DEEP = 64, 8, 3
 SMALL = 1 << 31  # values that 32 bits tell apart
 LOG2E = math.log2(math.e)
@@ -205,7 +205,7 @@ def _launch(
         BLOCK=block, PER=CHUNK // block, EDGE=EDGE // block, FAR=far // block,
         M=m, FEW=few, OWN=own, ABREAST=abreast, FEW_OWN=min(FEW_OWN, block),
         AHEAD=ahead,
-        DEEP=DEEP if gathered else 1,
+        DEEP=_deep(ahead * few * (shape["WIDE_PAD"] + 2)) if gathered else 1,
         FETCHED=CHUNK if m <= 32 and q.element_size() == 2 else 0,
         SPLIT=splits > 1,
         SINGLE=(SINGLE_OWN if abreast else SINGLE) // shape["MAIN_PAD"] if m <= LEAST else 0,
@@ -283,6 +283,12 @@ def _abreast(tiles: Tiles, m: int, positions: int, depth: int, shape: dict[str, 
         return 0
     each = len(tiles.first) * -(-group // m) * kv_heads * _way(shape, size)["num_warps"]
     return next((rows for rows in fitting if -(-tiles.rows // rows) * each <= ALIKE), fitting[-1])
+
+
+def _deep(values: int) -> int:
+    """How many turns of so many values, of 32 bits each, are under way at once where chunks are merged: all but one of
+    them are copied ahead."""
+    return DEEP if (DEEP - 1) * values * 4 <= ROOM else 1
 
 
 def _leaves_room(tiles: Tiles, shape: dict[str, Any]) -> bool:

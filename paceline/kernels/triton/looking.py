@@ -192,7 +192,8 @@ def look(
 
     if OLD:
         if FETCHED > 0:
-            for chunk in range(chunk0, tl.minimum(chunk0 + (SINGLE or 1) * sharing, end_chunk), sharing):
+            behind = tl.minimum(chunk0 + (SINGLE or 1) * sharing, chunks_below(end, PER, EDGE, FAR))
+            for chunk in range(chunk0, behind, sharing):
                 asked = within(first_block(chunk, PER, EDGE, FAR) * BLOCK + tl.arange(0, FETCHED), lo, hi)
                 asked = row_of(tl.load(table + asked // PAGE, cache_modifier=CACHE), asked, PAGE, SMALL)
                 ask(k_at, asked, k_stride, MAIN + TAIL)

@@ -5,6 +5,8 @@ Blocks and chunks are small here, so that few positions make many of them.
 
 from __future__ import annotations
 
+import builtins
+import types
 from dataclasses import replace
 from typing import Any
 
@@ -245,3 +247,80 @@ def test_queries_of_another_width_are_refused_in_one_sentence(attention: Any, de
         attention.attend(q, cache, layout, [], attention.Look(Heads(4, 2, 32), 1.0))
     with pytest.raises(ValueError, match="above 0, not 0"):
         attention.attend(q, cache, layout, [], attention.Look(Heads(4, 2, 16), 0))
+
+
+@pytest.mark.parametrize("heads", [Heads(4, 1, 256), Heads(8, 4, 256), Heads(32, 8, 128), Heads(9, 3, 64)], ids=str)
+def test_chunks_are_copied_ahead_where_they_are_merged_only_as_far_as_there_is_room(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.kernels.triton import attention
+
+    given = list[dict[str, Any]]()
+    monkeypatch.setattr(attention.looking, "look", Launched(given))
+    monkeypatch.setattr(attention, "_arrivals", lambda device: torch.empty(0, device=device))
+    layout = lay([Rows(0)], torch.device("cpu"))
+    for tiles_, rows in ((5, 128), (3, 128), (40, 16), (1, 1), (1, 32)):
+        first = torch.zeros(tiles_, dtype=torch.int64, device="meta")
+        q = torch.empty(tiles_ * rows, heads.num_heads * heads.head_dim, device="meta", dtype=torch.bfloat16)
+        part = torch.empty(16, heads.num_kv_heads, heads.head_dim, device="meta", dtype=torch.bfloat16)
+        some = attention.Tiles(first, first, rows, 32768, long=rows == 128)
+        attention.attend(q, (part, part), layout, [some], attention.Look(heads, 0.1))
+        one = given[-1]
+        ahead = (one["DEEP"] - 1) * one["AHEAD"] * one["FEW"] * (one["WIDE_PAD"] + 2) * 4
+        assert ahead <= attention.ROOM
+    found = {(one["SPLIT"], one["DEEP"]) for one in given}
+    assert found == {(False, 1), (True, 3), (True, 1)} if heads.head_dim == 256 else found <= {(False, 1), (True, 3)}
+
+
+class Launched:
+    """In place of a kernel: what each launch was given."""
+
+    def __init__(self, given: list[dict[str, Any]]) -> None:
+        self.given = given
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda **given: self.given.append(given)
+
+
+def test_every_block_is_one_programs_whether_far_chunks_have_programs_of_their_own_or_not() -> None:
+    """The device code of chunks.py on plain numbers."""
+    from paceline.kernels.triton import chunks
+
+    apart = 0
+    for per, near, far in ((1, 4, 3), (2, 2, 4), (2, 8, 16), (4, 4, 8)):
+        edge = per * near
+        sizes = {"PER": per, "EDGE": edge, "FAR": far}
+        below, first, share = (plain(one, sizes) for one in (chunks.chunks_below, chunks.first_block, chunks.one_kind))
+        for end in (edge, edge + 1, edge + far, edge + 2 * far + 1, edge + 5 * far):
+            for low in (low for low in (0, 1, edge - 1, edge) if low < end):
+                lowest, end_chunk = below(low + 1) - 1, below(end)
+                count = end_chunk - lowest
+                for splits in (1, 2, 3, 5, 9):
+                    busy, seen = min(splits, max(count, 1)), list[int]()
+                    for split in range(busy):
+                        chunk0, sharing, stop = share(lowest + split, busy, end, split, lowest, count, busy)
+                        mine = [*range(chunk0, below(stop), sharing)]
+                        kinds = {one < near for one in mine}
+                        apart += sharing != busy
+                        assert mine and (sharing == busy or len(kinds) == 1), "those apart have chunks of one kind"
+                        seen += [block for one in mine for block in range(first(one), min(first(one + 1), stop))]
+                    assert sorted(block for block in seen if block >= low) == [*range(low, end)]
+    assert apart > 20
+
+
+def plain(function: Any, sizes: dict[str, int]) -> Any:
+    """A kernel's helper as Python runs it."""
+    names = {"tl": Numbers, **{name: getattr(builtins, name) for name in ("min", "max")}}
+    body = types.FunctionType(function.fn.__code__, {**function.fn.__globals__, **names})
+    return lambda *given: body(*given, *sizes.values())
+
+
+class Numbers:
+    """What chunks.py asks of triton.language, of numbers."""
+
+    constexpr = int
+    minimum, maximum = staticmethod(min), staticmethod(max)
+
+    @staticmethod
+    def where(which: bool, one: int, other: int) -> int:
+        return one if which else other

@@ -157,6 +157,7 @@ struct Text {
     Node** points = nullptr;
     int32_t live = 0, places = 0;
     bool alone = false;  // it is none of the tree's texts: one leaf has it
+    bool ended = false;
 
     Node*& point(int32_t start) { return points[start % places]; }
     void append(Memory& memory, int32_t token, int32_t max_depth) {
@@ -173,6 +174,7 @@ struct Text {
         memory.give(points, size_t(places) * sizeof(Node*));
         points = nullptr;
         live = places = 0;
+        ended = true;
     }
     void give(Memory& memory) {
         end(memory);

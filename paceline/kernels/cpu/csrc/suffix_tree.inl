@@ -25,7 +25,7 @@ public:
     // Without memory for it the tree forgets everything: half a token must not stay.
     void extend(int64_t number, const int64_t* tokens, int64_t count) {
         try {
-            for (int64_t i = 0; i < count && number >= first_; ++i) {
+            for (int64_t i = 0; i < count && grows(number); ++i) {
                 append(*texts_[size_t(number - first_)], int32_t(tokens[i]));
                 while (max_bytes >= 0 && memory.bytes > max_bytes && !texts_.empty()) remove_oldest();
             }
@@ -35,7 +35,7 @@ public:
         }
     }
     void end(int64_t number) {
-        if (number >= first_) texts_[size_t(number - first_)]->end(memory);
+        if (grows(number)) texts_[size_t(number - first_)]->end(memory);
     }
     // Where a path ends, as if it were somebody's child.
     Child match(const int32_t* tokens, int64_t count) {
@@ -63,6 +63,10 @@ private:
     std::deque<Text*> texts_;
     int64_t first_ = 0;
 
+    // Whether it is one of the tree's texts, and has not ended.
+    bool grows(int64_t number) const {
+        return number >= first_ && number - first_ < int64_t(texts_.size()) && !texts_[size_t(number - first_)]->ended;
+    }
     Child whole() { return {-1, Child::NODE, &root}; }
     void append(Text& text, int32_t token) {
         text.append(memory, token, int32_t(max_depth));
