@@ -17,6 +17,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Self
 
+import torch
+
 from paceline import compat
 from paceline.engine.update import Update
 from paceline.errors import EngineError
@@ -109,7 +111,8 @@ class AsyncLLM:
 class _Waited(LLM):
     """One whose callers wait for every token: none should wait long for a round that reads another's prompt."""
 
-    _usual_rows = 2048
+    def _usual_rows(self, device: torch.device) -> int:
+        return min(2048, super()._usual_rows(device))
 
 
 class Stream(AsyncIterator[Chunk]):

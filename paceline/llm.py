@@ -85,8 +85,6 @@ class LLM(Shared):
     Further options: see EngineOptions. The spellings of vLLM, LMFlow, Colossal-Inference and PaddleNLP are understood.
     """
 
-    _usual_rows = 8192  # of a round on an accelerator: nobody waits for a token of a text that comes as a whole
-
     def __init__(self, model: Any = UNSAID, drafter: Any = None, tokenizer: Any = None, **options: Any) -> None:
         super().__init__()
         known = ["model", "drafter", "num_draft_tokens", *(item.name for item in fields(EngineOptions))]
@@ -156,9 +154,9 @@ class LLM(Shared):
             raise OptionError(f"max_model_len={asked} leaves no room for a token of prompt and one of output")
         return asked or most
 
-    def _most_rows(self, device: torch.device) -> int:
-        """Of a round."""
-        return self.options.max_batched_tokens or (256 if device.type == "cpu" else self._usual_rows)
+    def _usual_rows(self, device: torch.device) -> int:
+        """Of a round, at most: nobody waits for a token of a text that comes as a whole."""
+        return 256 if device.type == "cpu" else 8192
 
     def _build_engine(self, target: Target, needs: Needs, num_nodes: int) -> Engine:
         """Size the cache by what target and drafter keep of every page, and put an engine around it.
@@ -169,7 +167,7 @@ class LLM(Shared):
         specs = target.model.layer_specs(target.dtype)
         forms = [f"{size} bytes a token as {name}" for name, size in target.model.cache_bytes(target.dtype).items()]
         log.info("the cache takes %s", ", where it would take ".join(forms))
-        rows = self._most_rows(device)
+        rows = options.max_batched_tokens or self._usual_rows(device)
         pages = -(-(self.max_model_len + SPREAD) // size)
         table = Slots(options.max_num_seqs, self.max_model_len, pages, device)
         room = Room(device, self.max_model_len, rows, needs.bytes + working_bytes(target, rows, num_nodes))

@@ -98,10 +98,11 @@ def test_tasks_share_a_batch_and_each_gets_its_own_text(drafter: Any, behind: in
 def test_rounds_are_shorter_where_somebody_waits_for_every_token() -> None:
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     with LLM(tiny_model(), device="cpu", kernels="reference", max_model_len=40) as llm:
-        assert (llm._most_rows(gpu), llm._most_rows(cpu), llm.engine.scheduler.max_batched_tokens) == (8192, 256, 256)
-    for given, wanted in (({}, (2048, 256)), ({"max_batched_tokens": 30}, (30, 30))):
+        assert (llm._usual_rows(gpu), llm._usual_rows(cpu), llm.engine.scheduler.max_batched_tokens) == (8192, 256, 256)
+    for given, wanted in (({}, 256), ({"max_batched_tokens": 30}, 30)):
         streamed = make(**given)
-        assert (streamed.llm._most_rows(gpu), streamed.llm._most_rows(cpu)) == wanted
+        assert (streamed.llm._usual_rows(gpu), streamed.llm._usual_rows(cpu)) == (2048, 256)
+        assert streamed.llm.engine.scheduler.max_batched_tokens == wanted
         asyncio.run(streamed.close())
 
 

@@ -167,8 +167,7 @@ class Load:
         cost more than was thought is paid before the next look: a drafter may have had much to read first."""
         spent = self.spent.get(self.best, [])
         if len(spent) >= KNOWN:
-            more = seconds / usual(spent) - worth - max(0.0, self.price)
-            self.saved = max(self.saved - max(0.0, more), -OWED)
+            self.saved = max(self.saved - max(0.0, seconds / usual(spent) - worth - max(0.0, self.price)), -OWED)
 
     def known(self) -> dict[int, float]:
         """Seconds: measured; else as told, and as much more, or less in proportion, as the latest took that overlapped
