@@ -13,148 +13,32 @@ group. Before it: `gpu_kernels.py matmul --tune`, which times alone and undoes w
 from __future__ import annotations
 
 import argparse
-import functools
-import math
-import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest import mock
 
 import torch
-import triton
-from gpu import sizes
-from gpu_common import SHAPES, Bench, greedy, random_prompts, synchronize
+from gpu_rounds import Decoding, asking, decoding, read
 
-from paceline import LLM
 from paceline.engine.ladder import FEW
-from paceline.engine.replaying import Key, ReplayingRunner
-from paceline.kernels.triton import matmul, ops, tiles, tuning
-from paceline.models.frame import FrameInput, Size
-
-SECONDS, TURNS = 0.06, 4  # of replays that tell a round's time, and how often; the least counts
-BEGUN = 8  # tokens of a prompt that is read
-ROOM = 256  # tokens that answers may have
+from paceline.kernels.triton import ops, tiles, tuning
 
 
-class Decoding:
-    """An engine in the midst of answers, a round of which can be replayed as often as one likes.
-
-    Sequences are short, and then the device is told that they are longer: of what lies in their pages nobody but a
-    round's time wants to know. What they say is nonsense from then on.
-    """
-
-    def __init__(self, llm: LLM, count: int, length: int, temperature: float = 0.0) -> None:
-        assert isinstance(llm.engine.runner, ReplayingRunner)
-        self.llm, self.runner, self.table = llm, llm.engine.runner, llm.engine.table
-        params = greedy(ROOM, temperature=temperature, seed=0)
-        for one in llm._ask(random_prompts(count, BEGUN, llm.config.vocab_size), params, {}):
-            llm._queue(one.samples)
-        for _ in range(ROOM // 2):
-            llm._take_turn()
-            flying = llm.engine._in_flight
-            plan = flying[-1].plan if flying else None
-            if plan and plan.decodes and plan.num_sampling == count and (plan.num_drafting or not self.nodes):
-                break
-        else:
-            raise SystemExit(f"{count} sequences have not all begun to decode after {ROOM // 2} rounds")
-        synchronize()
-        self.plan = plan
-        self.usual: Key = next(key for key in plan.found.values() if key is not None)
-        self.lengthen(length)
-
-    @torch.inference_mode()
-    def lengthen(self, length: int) -> None:
-        table, slots = self.table, torch.tensor(self.plan.slots, device=self.table.device)
-        pages, size = table.pages.tensor, self.llm.engine.cache.pool.block_size
-        width = min(-(-(length + ROOM) // size), pages.shape[1])
-        assert len(slots) * width <= self.llm.engine.cache.pool.num_pages, "every sequence has pages of its own"
-        own = 1 + torch.arange(len(slots) * width, device=table.device).view(len(slots), width)
-        pages[slots, :width] = own
-        table.lengths[slots], table.limits[slots] = length, table.max_length
-        for part in (part for layer in self.llm.engine.cache.layers for part in layer):
-            part.normal_()
-        self.lengths = table.lengths.clone()
-
-    @property
-    def nodes(self) -> int:
-        drafter = self.llm.engine.drafter
-        return 0 if drafter is None else drafter.max_nodes
-
-    def key(self, count: int) -> Key:
-        return self.usual._replace(size=Size(count * (1 + self.nodes), count, 0, self.nodes))
-
-    def compute(self, count: int) -> Callable[[], object]:
-        """Such a round of nobody: it can be compiled for."""
-        return functools.partial(self.runner.compute, *self.runner._lay_out(self.key(count)))
-
-    @torch.inference_mode()
-    def products(self, counts: list[int]) -> list[tiles.Key]:
-        """All that rounds of so many sequences are made of, by what their tiles are looked up by."""
-        found: dict[tiles.Key, None] = {}
-        look_up = matmul.find_tile
-
-        def noting(rows: int, shape: tiles.Shape, dtype: torch.dtype) -> tiles.Tile:
-            found[tiles.bucket(rows), shape, dtype] = None
-            return look_up(rows, shape, dtype)
-
-        with mock.patch.object(matmul, "find_tile", noting):
-            for count in counts:
-                self.compute(count)()
-        return list(found)
-
-    @torch.inference_mode()
-    def prepare(self, counts: list[int], candidates: dict[tiles.Key, list[tiles.Tile]]) -> None:
-        """Compile rounds with every candidate."""
-
-        def rounds() -> Iterator[Callable[[], object]]:
-            for key, tried in candidates.items():
-                for tile in tried:
-                    with mock.patch.dict(tiles.measured, {key: tile}):
-                        yield from map(self.compute, counts)
-
-        self.llm.engine.target.model.ops.prepare(rounds())
-
-    @torch.inference_mode()
-    def spend(self, count: int) -> float:
-        """Seconds of a round of the first `count`, captured anew; endless where a tile has no room in it."""
-        try:
-            made, plan = self.runner._remember(self.key(count)), self.plan
-        except triton.runtime.errors.TritonError:
-            return math.inf
-        given = FrameInput(plan.slots[:count], plan.starts[:count], plan.nodes[:count], [False] * count)
-        made.frame.fill(plan.shape[:count], count, given, self.table)
-        once = self._replay(made.replay, 1)
-        times = max(2, int(SECONDS / once))
-        return min(self._replay(made.replay, times) for _ in range(TURNS))
-
-    def _replay(self, replay: Callable[[], None], times: int) -> float:
-        """Each from the same lengths: to be told them takes a device little, and is part of the time."""
-        synchronize()
-        begin = time.perf_counter()
-        for _ in range(times):
-            self.table.lengths.copy_(self.lengths)
-            replay()
-        synchronize()
-        return (time.perf_counter() - begin) / times
-
-
-def settle(decoding: Decoding, counts: list[int], device: torch.device) -> tuple[list[float], list[float]]:
+def settle(rounds: Decoding, counts: list[int], device: torch.device) -> tuple[list[float], list[float]]:
     """Choose tiles for all products of rounds of so many sequences; seconds of each before and after."""
-    keys = decoding.products(counts)
+    keys = rounds.products(counts)
     had = {key: tiles.find_tile(*key) for key in keys}
     for rows, shape, dtype in keys:
         tuning.tune([shape], [rows], device, dtype)
     tiles.measured.update(had)
-    before = [decoding.spend(count) for count in counts]
+    before = [rounds.spend(count) for count in counts]
     for find in (tuning.candidates_for, tuning.ahead_for):
         candidates = find(keys)
-        decoding.prepare(counts, candidates)
-        tuning.settle(candidates, lambda: sum(decoding.spend(count) / old for count, old in zip(counts, before)))
+        rounds.prepare(counts, candidates)
+        tuning.settle(candidates, lambda: sum(rounds.spend(count) / old for count, old in zip(counts, before)))
     for key in keys:
         changed = "" if tiles.measured[key] == had[key] else f", not {had[key]}"
         print(f"  {key[0]} rows, {tuple(key[1])}: {tiles.measured[key]}{changed}", flush=True)
-    return before, [decoding.spend(count) for count in counts]
+    return before, [rounds.spend(count) for count in counts]
 
 
 def group(text: str) -> list[int]:
@@ -166,21 +50,11 @@ def group(text: str) -> list[int]:
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=[name for name in SHAPES if name != "tiny"])
-    parser.add_argument("--small", help="instead of a shape: a model with real weights")
-    parser.add_argument("--head", help="an EAGLE head of that model")
-    parser.add_argument("--grown", type=sizes, help="the head's trees grow so; a chain of 3 unless given")
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser = asking(__doc__)
     parser.add_argument("--length", type=int, default=600, help="tokens of a sequence")
     parser.add_argument("--batches", type=group, nargs="+", default=[[1, 4, 16], [64], [256]])
     parser.add_argument("--tiles", type=Path, default=ops.MEASURED / "h200.json")
-    options = parser.parse_args()
-    if (options.shape is None) == (options.small is None):
-        parser.error("give --shape or --small")
-    options.device, options.dtype, options.kernels, options.quick = "cuda", "bfloat16", None, False
-    options.grown = [options.grown] if options.grown else []
-    return options
+    return read(parser)
 
 
 def main() -> int:
@@ -191,28 +65,14 @@ def main() -> int:
     device, most = torch.device("cuda"), max(map(max, options.batches))
     if options.tiles.exists() and not tuning.load(options.tiles, device):
         raise SystemExit(f"{options.tiles} was measured on another device, or with other kernels: give --tiles FILE")
-    begin, length = time.perf_counter(), options.length + ROOM
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(options, Path(folder))
-        fixed = {
-            "max_num_seqs": most,
-            "budget": "fixed",
-            "max_model_len": length,
-            "num_pages": most * (length // 16 + 2),
-        }
-        drafter = list(bench.heads(3).values())[-1 if options.grown else 0] if options.head else None
-        if options.shape:
-            llm = bench.dummy(options.shape, drafter, **fixed)
-        else:
-            llm = bench.llm(options.small, drafter, **fixed)
-        with llm:
-            decoding = Decoding(llm, most, options.length, options.temperature)
-            for counts in options.batches:
-                before, after = settle(decoding, counts, device)
-                tuning.save(options.tiles, device)
-                told = zip(counts, before, after)
-                said = ", ".join(f"{count}: {1e3 * old:.3f} → {1e3 * new:.3f} ms" for count, old, new in told)
-                print(f"after {time.perf_counter() - begin:.0f} s: rounds of {said}", flush=True)
+    begin = time.perf_counter()
+    with decoding(options, most, options.length, options.length) as rounds:
+        for counts in options.batches:
+            before, after = settle(rounds, counts, device)
+            tuning.save(options.tiles, device)
+            told = zip(counts, before, after)
+            said = ", ".join(f"{count}: {1e3 * old:.3f} → {1e3 * new:.3f} ms" for count, old, new in told)
+            print(f"after {time.perf_counter() - begin:.0f} s: rounds of {said}", flush=True)
     return 0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
@@ -31,10 +32,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     pytest.importorskip("triton")
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     found = load("bench/gpu_settle.py")
-    monkeypatch.setattr(found, "SECONDS", 0.0)
-    monkeypatch.setattr(found, "TURNS", 1)
-    monkeypatch.setattr(found, "ROOM", 24)
-    monkeypatch.setattr(found, "BEGUN", 3)
+    for name, value in (("SECONDS", 0.0), ("TURNS", 1), ("ROOM", 24), ("BEGUN", 3)):
+        monkeypatch.setattr(sys.modules["gpu_rounds"], name, value)
     return found
 
 
@@ -60,7 +59,7 @@ def test_a_round_is_replayed_from_the_same_lengths_every_time(script: ModuleType
 
 
 def test_sequences_that_do_not_all_begin_are_said_so(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "ROOM", 2)
+    monkeypatch.setattr(sys.modules["gpu_rounds"], "ROOM", 2)
     with pytest.raises(SystemExit, match="2 sequences have not all begun to decode after 1 rounds"):
         decoding_of(script)
     with pytest.raises(argparse.ArgumentTypeError, match="each must be one of 1, 2, 4, 8"):
