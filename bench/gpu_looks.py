@@ -16,8 +16,7 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-import torch
-from gpu_rounds import Decoding, asking, decoding, read
+from gpu_rounds import Decoding, asking, decoding, read, run
 
 from paceline.engine.ladder import FEW
 from paceline.kernels.triton import attention
@@ -59,18 +58,13 @@ def read_options() -> argparse.Namespace:
     return read(parser)
 
 
-def main() -> int:
-    options = read_options()
-    if not torch.cuda.is_available():
-        print("no GPU here: nothing was measured")
-        return 0
+def measure(options: argparse.Namespace) -> None:
     count = options.batch
     with decoding(options, count, min(options.lengths), max(options.lengths)) as rounds:
         for length, given, seconds in spend(rounds, count, options.lengths, [{}, *options.settings]):
             named = ", ".join(f"{name}={value}" for name, value in given.items()) or "as they are"
             print(f"{count} x {length}: {1e3 * seconds:.4f} ms  {named}", flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(read_options(), measure))

@@ -153,6 +153,15 @@ def read(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return options
 
 
+def run(options: argparse.Namespace, measure: Callable[[argparse.Namespace], None]) -> int:
+    """A script's exit code."""
+    if torch.cuda.is_available():
+        measure(options)
+    else:
+        print("no GPU here: nothing was measured")
+    return 0
+
+
 @contextlib.contextmanager
 def decoding(options: argparse.Namespace, count: int, length: int, longest: int) -> Iterator[Decoding]:
     """So many sequences of that length, which may become as long as `longest`."""

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from gpu_rounds import Decoding, asking, decoding, read
+from gpu_rounds import Decoding, asking, decoding, read, run
 
 from paceline.engine.ladder import FEW
 from paceline.kernels.triton import ops, tiles, tuning
@@ -57,11 +57,7 @@ def read_options() -> argparse.Namespace:
     return read(parser)
 
 
-def main() -> int:
-    options = read_options()
-    if not torch.cuda.is_available():
-        print("no GPU here: nothing was measured")
-        return 0
+def measure(options: argparse.Namespace) -> None:
     device, most = torch.device("cuda"), max(map(max, options.batches))
     if options.tiles.exists() and not tuning.load(options.tiles, device):
         raise SystemExit(f"{options.tiles} was measured on another device, or with other kernels: give --tiles FILE")
@@ -73,8 +69,7 @@ def main() -> int:
             told = zip(counts, before, after)
             said = ", ".join(f"{count}: {1e3 * old:.3f} → {1e3 * new:.3f} ms" for count, old, new in told)
             print(f"after {time.perf_counter() - begin:.0f} s: rounds of {said}", flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(read_options(), measure))

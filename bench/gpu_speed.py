@@ -183,7 +183,7 @@ def long(bench: Bench) -> Iterator[Row]:
     found = {size: per_round(llm, asked[size], bench.options.turns, bench.quick)["ms"] for size in asked}
     kernels = kernels_of(llm, asked[far], (24, 8) if bench.quick else (96, 64))
     spent = sum(ms for name, ms in kernels.items() if name.startswith("look,"))
-    reading = 1e3 * row_bytes * far / bandwidth
+    reading, longer = 1e3 * row_bytes * far / bandwidth, found[far] - found[short]
     row = {
         "shape": shape,
         "context": far,
@@ -191,7 +191,8 @@ def long(bench: Bench) -> Iterator[Row]:
         "short_context": short,
         "short_step_ms": found[short],
         "attention_ms": spent,
-        "longer_ms": found[far] - found[short],
+        "longer_ms": longer,
+        "longer_ratio": longer / (reading * (far - short) / far),
         "cache_read_ms": reading,
         "ratio": spent / reading,
         "reach": LONG_REACH,

@@ -115,13 +115,13 @@ def fast(data: dict[str, Any]) -> tuple[list[Table], str]:
 
 def long(data: dict[str, Any]) -> tuple[list[Table], str]:
     heads = ["shape", "context", "ms to read the cache", "attention, ms a step", "ratio", "wanted", "ms a step"]
-    heads += ["after 512 tokens", "longer, in times to read"]
+    heads += ["after 512 tokens", "longer, in times to read what is between"]
     rows = []
     for row in data["rows"]:
-        told = [f"{row[name]:.2f}" for name in ("cache_read_ms", "attention_ms")]
-        ratio = _mark(f"{row['ratio']:.2f}", row["ratio"] <= row["reach"])
+        told = [f"{row['cache_read_ms']:.2f}", "–" if row["ratio"] is None else f"{row['attention_ms']:.2f}"]
+        ratio = "–" if row["ratio"] is None else _mark(f"{row['ratio']:.2f}", row["ratio"] <= row["reach"])
         steps = [f"{row[name]:.2f}" for name in ("step_ms", "short_step_ms")]
-        longer = f"{row['longer_ms'] / row['cache_read_ms']:.2f}"
+        longer = _mark(f"{row['longer_ratio']:.2f}", row["longer_ratio"] <= row["reach"])
         rows.append([row["shape"], str(row["context"]), *told, ratio, f"≤ {row['reach']:g}", *steps, longer])
     speed = data["rows"][0]["bytes_per_second"] / 1e12
     told = (

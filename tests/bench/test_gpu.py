@@ -181,7 +181,14 @@ def test_what_was_found_before_a_part_was_cut_off_or_fell_is_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     row = {"shape": "smollm2", "context": 9, "reach": 1.5, "ratio": 1.0, "bytes_per_second": 1e12}
-    row |= {"step_ms": 2.0, "short_step_ms": 0.8, "longer_ms": 1.2, "attention_ms": 1.0, "cache_read_ms": 1.0}
+    row |= {
+        "step_ms": 2.0,
+        "short_step_ms": 0.8,
+        "longer_ms": 1.2,
+        "longer_ratio": 1.25,
+        "attention_ms": 1.0,
+        "cache_read_ms": 1.0,
+    }
     closed = list[str]()
 
     def falls(bench: Any) -> Any:
